@@ -1,0 +1,108 @@
+"""The mechanism of the auxiliary objectives: what an objective is given, what it asks for, what it returns.
+
+Shape suffixes: B sentences of a batch, V views, N = V·B rows (view-major: all of view 1, then all of view 2),
+L tokens, M masked positions, H hidden size, E embedding size of the vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class MaskingSpec:
+    """The masked copies that an objective wants from the collator, under the objective's own name.
+
+    The collator adds, for an objective named ``mlm``:
+
+    - ``mlm_input_ids`` (V·B, L) int64: masked copies of the first ``views`` views, view-major. The contrastive input is never touched.
+    - ``mlm_positions`` (M,) int64: indices of the masked tokens in the flattened (V·B·L) copies, ascending.
+    - ``mlm_labels`` (M,) int64: the original ids at these positions.
+
+    Arguments:
+        probability: each token that is neither special, padding nor part of a prompt template is chosen with this
+            probability, independently.
+        views: how many views get a copy (1 or 2).
+        mask_share, random_share: what happens to a chosen token: mask token, random token, kept as it is otherwise
+            (0.8/0.1/0.1 is BERT's recipe).
+    """
+
+    probability: float
+    views: int = 2
+    mask_share: float = 0.8
+    random_share: float = 0.1
+
+
+@dataclass
+class ObjectiveConfig:
+    """Settings of one auxiliary objective. Subclasses set ``name``: its loss term and its prefix in logs and state dicts."""
+
+    name: ClassVar[str] = ""
+    weight: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, **asdict(self)}
+
+    @classmethod
+    def field_names(cls) -> set[str]:
+        return {field.name for field in fields(cls)}
+
+
+@dataclass(frozen=True)
+class Views:
+    """The encoded views of a batch.
+
+    Arguments:
+        h: (V, B, H) raw pooled states, the embeddings of inference.
+        z: (V, B, H) after the projector.
+        input_ids, attention_mask: (N, L) what was encoded, view-major.
+    """
+
+    h: torch.Tensor
+    z: torch.Tensor
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+
+
+#: ``encode(input_ids (N, L), attention_mask (N, L)) -> last_hidden_state (N, L, H)`` of the trained backbone, and
+#: ``encode.word_embeddings`` (vocabulary, E), its input embedding matrix.
+Encode = Callable[..., torch.Tensor]
+
+
+class Objective(nn.Module):
+    """Base of the auxiliary objectives.
+
+    ``objective(views, batch, encode)`` returns ``(terms, metrics)``: its weighted terms by name, which are added to the
+    loss, and detached diagnostics, which are not.
+    """
+
+    config_class: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @property
+    def batch_spec(self) -> MaskingSpec | None:
+        """What the collator shall add to the batch, or nothing."""
+        return None
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Groups of own parameters that train at another rate or are clipped apart: dicts with ``params`` and, where it
+        differs from the encoder's, ``lr_scale`` (a factor) and ``clip_group`` (a name). None: as the encoder."""
+        return []
+
+    def init_from_checkpoint(self, name_or_path: str) -> None:
+        """Fill own weights from the checkpoint that the backbone comes from. Called once, by ``from_backbone``."""
+
+    def load_frozen(self) -> None:
+        """Fetch frozen networks that are not part of the state dict. Called by ``from_backbone``,
+        ``from_pretrained(training=True)`` and the trainer, never by ``__init__``."""
+
+    def forward(
+        self, views: Views, batch: dict[str, torch.Tensor], encode: Encode
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        raise NotImplementedError

@@ -1,0 +1,48 @@
+"""Build csekit: one installed package whose three subpackages are top-level folders of the repository."""
+
+from pathlib import Path
+
+from setuptools import setup
+
+here = Path(__file__).parent
+version = next(
+    line.split('"')[1]
+    for line in (here / "src/csekit/__init__.py").read_text().splitlines()
+    if line.startswith("__version__")
+)
+
+dev = ["mypy>=1.15", "pytest>=8.3", "ruff>=0.11", "build>=1.2"]
+st = ["sentence-transformers>=5.4"]
+
+setup(
+    name="csekit",
+    version=version,
+    description="Sentence embeddings without labels: contrastive methods as Transformers models",
+    long_description=(here / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=["csekit", "csekit.modeling", "csekit.trainers", "csekit.evaluation"],
+    package_dir={
+        "": "src",
+        "csekit.modeling": "modeling",
+        "csekit.trainers": "trainers",
+        "csekit.evaluation": "evaluation",
+    },
+    package_data={"csekit": ["py.typed"]},
+    install_requires=[
+        "torch>=2.11",
+        "transformers>=5.15,<6",
+        "accelerate>=1.12",
+        "datasets>=4.4",
+        "evaluate>=0.4.6",
+        "huggingface_hub>=1.5",
+        "numpy>=2.1",
+        "safetensors>=0.8",
+        "scikit-learn>=1.6",
+        "scipy>=1.15",
+        "typer>=0.16",
+    ],
+    extras_require={"dev": dev + st, "st": st},
+    entry_points={"console_scripts": ["csekit = csekit.cli:main"]},
+)
