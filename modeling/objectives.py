@@ -18,7 +18,8 @@ class MaskingSpec:
 
     The collator adds, for an objective named ``mlm``:
 
-    - ``mlm_input_ids`` (V·B, L) int64: masked copies of the first ``views`` views, view-major. The contrastive input is never touched.
+    - ``mlm_input_ids`` (V·B, L) int64: masked copies of the first ``views`` views, view-major. The contrastive input
+      is never touched.
     - ``mlm_positions`` (M,) int64: indices of the masked tokens in the flattened (V·B·L) copies, ascending.
     - ``mlm_labels`` (M,) int64: the original ids at these positions.
 
@@ -38,7 +39,7 @@ class MaskingSpec:
 
 @dataclass
 class ObjectiveConfig:
-    """Settings of one auxiliary objective. Subclasses set ``name``: its loss term and its prefix in logs and state dicts."""
+    """Settings of one auxiliary objective. ``name`` is its loss term and its prefix in logs and state dicts."""
 
     name: ClassVar[str] = ""
     weight: float = 0.0
@@ -67,8 +68,8 @@ class Views:
     attention_mask: torch.Tensor
 
 
-#: ``encode(input_ids (N, L), attention_mask (N, L)) -> last_hidden_state (N, L, H)`` of the trained backbone, and
-#: ``encode.word_embeddings`` (vocabulary, E), its input embedding matrix.
+#: ``encode(input_ids (N, L), attention_mask (N, L)) -> last_hidden_state (N, L, H)`` of the trained backbone;
+#: ``encode.word_embeddings`` (vocabulary, E) is its input embedding matrix.
 Encode = Callable[..., torch.Tensor]
 
 
@@ -91,8 +92,8 @@ class Objective(nn.Module):
         return None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Groups of own parameters that train at another rate or are clipped apart: dicts with ``params`` and, where it
-        differs from the encoder's, ``lr_scale`` (a factor) and ``clip_group`` (a name). None: as the encoder."""
+        """Groups of own parameters that train at another rate or are clipped apart: dicts with ``params`` and, where
+        it differs from the encoder's, ``lr_scale`` (a factor) and ``clip_group`` (a name). Empty: as the encoder."""
         return []
 
     def init_from_checkpoint(self, name_or_path: str) -> None:

@@ -1,4 +1,4 @@
-"""Texts to token ids, with a prompt template spliced in at token level: the sentence is truncated, the template never."""
+"""Texts to token ids, a prompt template spliced in at token level: the sentence is truncated, the template never."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class TokenizedTexts:
 
 @lru_cache(maxsize=32)
 def sentence_frame(tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> Frame:
-    """The ids around a sentence. ``template`` holds ``{sentence}`` once and ``{mask}`` once, e.g. ``"{sentence}" means {mask}.``
+    """The ids around a sentence. ``template`` holds ``{sentence}`` and ``{mask}``, e.g. ``"{sentence}" means {mask}.``
 
     Raises:
         ValueError: the template lacks a placeholder, or the tokenizer has no mask token.
