@@ -1,1 +1,40 @@
+"""Models, losses and objectives. Importing this registers the methods with ``AutoConfig`` and ``AutoModel``."""
 
+from transformers import AutoConfig, AutoModel
+
+from .configuration_cse import CSEConfig
+from .configuration_informin import InforMinConfig, ReconstructionConfig
+from .configuration_simcse import SimCSEConfig
+from .masked_lm import MaskedLM, MaskedLMConfig
+from .modeling_cse import CSEModel
+from .modeling_informin import InforMinModel, Reconstruction
+from .modeling_simcse import SimCSEModel
+from .objectives import Encode, MaskingSpec, Objective, ObjectiveConfig, Views
+from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
+from .registry import METHODS, OBJECTIVES
+
+for _model in METHODS.values():
+    AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
+    AutoModel.register(_model.config_class, _model, exist_ok=True)
+
+__all__ = [
+    "METHODS",
+    "OBJECTIVES",
+    "CSEConfig",
+    "CSEModel",
+    "ContrastiveOutput",
+    "Encode",
+    "InforMinConfig",
+    "InforMinModel",
+    "MaskedLM",
+    "MaskedLMConfig",
+    "MaskingSpec",
+    "Objective",
+    "ObjectiveConfig",
+    "Reconstruction",
+    "ReconstructionConfig",
+    "SentenceEmbeddingOutput",
+    "SimCSEConfig",
+    "SimCSEModel",
+    "Views",
+]

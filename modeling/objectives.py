@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,13 @@ class ObjectiveConfig:
         return {"name": self.name, **asdict(self)}
 
     @classmethod
+    def field_types(cls) -> dict[str, type]:
+        """The fields by name, with their types (plain ones: float, int, str, bool)."""
+        return {field.name: field.type for field in fields(cls)}  # type: ignore[misc]
+
+    @classmethod
     def field_names(cls) -> set[str]:
-        return {field.name for field in fields(cls)}
+        return set(cls.field_types())
 
 
 @dataclass(frozen=True)
@@ -68,21 +74,33 @@ class Views:
     attention_mask: torch.Tensor
 
 
-#: ``encode(input_ids (N, L), attention_mask (N, L)) -> last_hidden_state (N, L, H)`` of the trained backbone;
-#: ``encode.word_embeddings`` (vocabulary, E) is its input embedding matrix.
-Encode = Callable[..., torch.Tensor]
+@dataclass(frozen=True)
+class Encode:
+    """The trained backbone, lent to an objective for one step: ``encode(input_ids (N, L), attention_mask (N, L))``
+    gives the last hidden states (N, L, H).
+
+    Arguments:
+        backbone: what is called.
+        word_embeddings: (vocabulary, E) its input embedding matrix, for tied output layers.
+    """
+
+    backbone: Callable[..., Any]
+    word_embeddings: torch.Tensor
+
+    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
 
 class Objective(nn.Module):
     """Base of the auxiliary objectives.
 
-    ``objective(views, batch, encode)`` returns ``(terms, metrics)``: its weighted terms by name, which are added to the
+    ``objective(views, batch, encode)`` returns ``(terms, metrics)``: its weighted terms by name, added to the
     loss, and detached diagnostics, which are not.
     """
 
     config_class: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
 
-    def __init__(self, config: ObjectiveConfig) -> None:
+    def __init__(self, config: Any, encoder_config: PreTrainedConfig) -> None:
         super().__init__()
         self.config = config
 

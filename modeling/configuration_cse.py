@@ -1,0 +1,195 @@
+"""The configuration of all methods: an encoder, a pooling, a projector, one contrastive loss, a list of objectives."""
+
+import difflib
+from typing import Any, ClassVar
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from .objectives import ObjectiveConfig
+
+POOLINGS = ("cls", "mean", "first_last_mean", "top2_mean", "mask")
+PROJECTORS = ("tanh", "batchnorm", "linear", "none")
+_HEAD_DROPOUTS = ("classif", "qa", "summary", "pooler")
+
+
+def dropout_fields(encoder_config: PreTrainedConfig) -> dict[str, float]:
+    """The dropout probabilities of an encoder by field name, those of task heads left out."""
+    return {
+        name: float(value)
+        for name, value in vars(encoder_config).items()
+        if "dropout" in name and isinstance(value, int | float) and not any(head in name for head in _HEAD_DROPOUTS)
+    }
+
+
+class CSEConfig(PreTrainedConfig):
+    """Configuration of a sentence encoder in training: everything that changes an embedding or a loss.
+
+    Arguments:
+        encoder_config: configuration of the backbone, any encoder that ``AutoModel`` knows (default: BERT).
+        pooling: ``cls`` (last layer, first token), ``mean`` (last layer), ``first_last_mean`` (mean over tokens of the
+            first and the last layer), ``top2_mean`` (of the last two) or ``mask`` (the mask token of the template).
+        prompt_template: for ``mask``: text with ``{sentence}`` and ``{mask}``, e.g. ``'"{sentence}" means {mask}.'``.
+        prompt_mask_offset: where the template's mask token stands, from the first (≥ 0) or the last token (< 0); set
+            by ``from_backbone``, which knows the tokenizer.
+        projector: ``tanh`` (SimCSE), ``batchnorm`` (DiffCSE, InfoCSE), ``linear`` (MSSE) or ``none``; training only
+        projector_at_inference: keep the projector for embeddings (supervised SimCSE); else they are the pooled state.
+        temperature: τ of InfoNCE.
+        symmetric: average InfoNCE over both directions.
+        hard_negative_weight: added to the logit of a row's own hard negative (triplets).
+        mask_identical: leave texts identical to a row's own out of its denominator.
+        objectives: auxiliary objectives, as their config objects or dicts with ``name``.
+
+    Fields of the objectives can be given and read flat: ``<term>_<field>``, and just ``<field>`` where only one
+    objective has it. ``<term>_weight=w`` adds an objective that is not in the list.
+
+    Raises:
+        ValueError: a field has a value that is not allowed; the message names field, value and what is allowed.
+    """
+
+    model_type = "cse"
+    sub_configs: ClassVar = {"encoder_config": AutoConfig}
+
+    encoder_config: Any = None
+    pooling: str = "cls"
+    prompt_template: str | None = None
+    prompt_mask_offset: int | None = None
+    projector: str = "tanh"
+    projector_at_inference: bool = False
+    temperature: float = 0.05
+    symmetric: bool = False
+    hard_negative_weight: float = 0.0
+    mask_identical: bool = False
+    objectives: Any = None
+
+    @classmethod
+    def default_objectives(cls) -> list[ObjectiveConfig]:
+        """The method's own objectives, with the paper's settings."""
+        return []
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.encoder_config is None:
+            self.encoder_config = AutoConfig.for_model("bert")
+        elif isinstance(self.encoder_config, dict):
+            fields = {name: value for name, value in self.encoder_config.items() if name != "model_type"}
+            self.encoder_config = AutoConfig.for_model(self.encoder_config["model_type"], **fields)
+        given = self.default_objectives() if self.objectives is None else self.objectives
+        self.objectives = [_objective_config(objective) for objective in given]
+        for name in list(kwargs):
+            if self._flat_field(name, add=True) is not None:
+                setattr(self, name, kwargs.pop(name))
+        super().__post_init__(**kwargs)
+        self._check()
+
+    def _check(self) -> None:
+        _one_of("pooling", self.pooling, POOLINGS)
+        _one_of("projector", self.projector, PROJECTORS)
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be greater than 0, got {self.temperature!r}")
+        if self.pooling == "mask" and self.prompt_template is None:
+            raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
+        names = [objective.name for objective in self.objectives]
+        if len(set(names)) < len(names):
+            raise ValueError(f"objectives must differ in name, got {names}")
+
+    # Flat access to the objectives' fields
+
+    def _flat_field(self, key: str, add: bool = False) -> tuple[ObjectiveConfig, str] | None:
+        objectives = self.__dict__.get("objectives") or []
+        for objective in objectives:
+            field = key.removeprefix(f"{objective.name}_")
+            if field != key and field in objective.field_names():
+                return objective, field
+        owners = [o for o in objectives if key != "weight" and key in o.field_names()]
+        if len(owners) == 1:
+            return owners[0], key
+        if add and key.endswith("_weight"):
+            from .registry import OBJECTIVES
+
+            name = key.removesuffix("_weight")
+            if name in OBJECTIVES:
+                objectives.append(OBJECTIVES[name].config_class())
+                return objectives[-1], "weight"
+        return None
+
+    def __getattr__(self, key: str) -> Any:
+        flat = None if key.startswith("_") else self._flat_field(key)
+        if flat is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {key!r}")
+        return getattr(*flat)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        flat = None if key.startswith("_") or key in type(self).__dataclass_fields__ else self._flat_field(key)
+        if flat is not None:
+            setattr(*flat, value)
+        else:
+            super().__setattr__(key, value)
+
+    @classmethod
+    def flat_names(cls, objectives: list[str] | None = None) -> dict[str, type]:
+        """The flat names of the objectives' fields with their types: what a command line can set."""
+        from .registry import OBJECTIVES
+
+        own = [objective.name for objective in cls.default_objectives()] if objectives is None else objectives
+        names: dict[str, type] = {f"{name}_weight": float for name in OBJECTIVES}
+        for name in own:
+            for field, kind in OBJECTIVES[name].config_class.field_types().items():
+                names[f"{name}_{field}"] = kind
+                if field != "weight":
+                    names.setdefault(field, kind)
+        return names
+
+    @classmethod
+    def check_names(cls, names: list[str]) -> None:
+        """Refuse names that are neither a field nor a flat field of an objective.
+
+        Raises:
+            ValueError: an unknown name; the message lists the nearest known ones.
+        """
+        from .registry import OBJECTIVES
+
+        known = set(cls.__dataclass_fields__) | set(cls.flat_names(list(OBJECTIVES)))
+        for name in names:
+            if name not in known:
+                near = difflib.get_close_matches(name, known) or sorted(
+                    known - set(PreTrainedConfig.__dataclass_fields__)
+                )
+                raise ValueError(f"{cls.__name__} has no field {name!r}; did you mean one of {near}?")
+
+    @property
+    def initializer_range(self) -> float:
+        """Standard deviation of new weights, the encoder's."""
+        return float(getattr(self.encoder_config, "initializer_range", 0.02))
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the encoder's."""
+        return int(self.encoder_config.hidden_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        output = super().to_dict()
+        output["encoder_config"].pop("_name_or_path", None)  # a folder of the machine that trained
+        output["objectives"] = [objective.to_dict() for objective in self.objectives]
+        return output
+
+
+def _one_of(field: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{field} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def _objective_config(value: Any) -> ObjectiveConfig:
+    """An objective's config from itself, from its name or from a dict with ``name``."""
+    from .registry import OBJECTIVES
+
+    if isinstance(value, ObjectiveConfig):
+        return value
+    fields = {"name": value} if isinstance(value, str) else dict(value)
+    name = fields.pop("name", None)
+    _one_of("the name of an objective", name, tuple(OBJECTIVES))
+    config_class = OBJECTIVES[name].config_class
+    unknown = sorted(set(fields) - config_class.field_names())
+    if unknown:
+        raise ValueError(
+            f"objective {name!r} has no field {unknown[0]!r}; it has {sorted(config_class.field_names())}"
+        )
+    return config_class(**fields)

@@ -1,0 +1,139 @@
+"""The masked LM as an auxiliary objective: SimCSE + MLM (InfoCSE Tables 1 and 10), β of InforMin-CL (Table 6)."""
+
+import copy
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModelForMaskedLM, PreTrainedConfig
+from transformers.modeling_outputs import BaseModelOutput
+
+from .distributed import token_mean
+from .losses import token_cross_entropy_sum
+from .objectives import Encode, MaskingSpec, Objective, ObjectiveConfig, Views
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class MaskedLMConfig(ObjectiveConfig):
+    """Settings of :class:`MaskedLM`.
+
+    Arguments:
+        weight: of the term; 0.1 in SimCSE + MLM and in InforMin-CL (β).
+        probability: share of masked tokens.
+        views: 2 masks both views, 1 halves the cost.
+    """
+
+    name: ClassVar[str] = "mlm"
+    weight: float = 0.1
+    probability: float = 0.15
+    views: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability < 1:
+            raise ValueError(f"mlm_probability must lie between 0 and 1, got {self.probability!r}")
+        if self.views not in (1, 2):
+            raise ValueError(f"mlm_views must be 1 or 2, got {self.views!r}")
+
+
+class _Passthrough(nn.Module):
+    """Stands where a masked LM has its backbone and hands on the states that it is given."""
+
+    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=inputs_embeds)
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if child is old:
+                setattr(module, name, new)
+
+
+class MaskedLMHead(nn.Module):
+    """The masked-LM head of whatever family the encoder belongs to, without backbone and vocabulary matrix.
+
+    The family's own ``…ForMaskedLM`` computes the transform; the output matrix, tied to the word embeddings, is passed
+    in at call time, so that no key is stored twice and only the rows that are needed meet the vocabulary.
+    """
+
+    def __init__(self, encoder_config: PreTrainedConfig) -> None:
+        super().__init__()
+        config = copy.deepcopy(encoder_config)
+        config.tie_word_embeddings = False  # nothing left inside to tie
+        device = torch.empty(0).device  # the meta device while from_pretrained builds the model
+        with torch.device("meta"):
+            model = AutoModelForMaskedLM.from_config(config)
+        setattr(model, model.base_model_prefix, _Passthrough())
+        decoder = model.get_output_embeddings()
+        _replace(model, decoder, nn.Identity())
+        for module in model.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if parameter.shape == (decoder.out_features,):  # the family's own alias of the output bias
+                    module.register_parameter(name, None)
+        self.model = model.to_empty(device=device)
+        self.bias = nn.Parameter(torch.zeros(decoder.out_features)) if decoder.bias is not None else None
+
+    def forward(self, states_MH: Tensor, word_embeddings_VE: Tensor) -> Tensor:
+        """(M, H) states of masked tokens, (V, E) output matrix → (M, V) logits."""
+        transformed = self.model(inputs_embeds=states_MH.unsqueeze(0)).logits.squeeze(0)
+        return F.linear(transformed, word_embeddings_VE, self.bias)
+
+    def load_from(self, name_or_path: str) -> list[str]:
+        """Copy the head of a masked-LM checkpoint. Returns the names of weights that the checkpoint lacks.
+
+        Raises:
+            ValueError: the checkpoint's output matrix is not its word embedding.
+        """
+        source, info = AutoModelForMaskedLM.from_pretrained(
+            name_or_path, output_loading_info=True, dtype=torch.float32
+        )
+        decoder, embeddings = source.get_output_embeddings(), source.get_input_embeddings()
+        if decoder.weight is not embeddings.weight and not torch.equal(decoder.weight, embeddings.weight):
+            raise ValueError(
+                f"{name_or_path}: the output matrix of the masked-LM head is not tied to the word embeddings"
+            )
+        state = source.state_dict()
+        own = self.model.state_dict()
+        missing = sorted(set(info["missing_keys"]) & set(own))
+        self.model.load_state_dict({name: state[name] for name in own})
+        if self.bias is not None:
+            self.bias.data.copy_(decoder.bias.data)
+        return missing
+
+
+class MaskedLM(Objective):
+    """β·L_MLM: masked copies of the views through the SAME encoder, cross-entropy over the masked tokens
+
+    L = L_NCE + β · (1/|M|) Σ_{t∈M} −log p(x_t | masked copy)
+    """
+
+    config_class = MaskedLMConfig
+
+    def __init__(self, config: MaskedLMConfig, encoder_config: PreTrainedConfig) -> None:
+        super().__init__(config, encoder_config)
+        self.head = MaskedLMHead(encoder_config)
+
+    @property
+    def batch_spec(self) -> MaskingSpec:
+        return MaskingSpec(probability=self.config.probability, views=self.config.views)
+
+    def init_from_checkpoint(self, name_or_path: str) -> None:
+        missing = self.head.load_from(name_or_path)
+        if missing:
+            logger.warning("%s has no masked-LM head (%s): the head of 'mlm' starts random.", name_or_path, missing[0])
+
+    def forward(
+        self, views: Views, batch: dict[str, Tensor], encode: Encode
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        input_ids, positions, labels = batch["mlm_input_ids"], batch["mlm_positions"], batch["mlm_labels"]
+        states = encode(input_ids, views.attention_mask[: len(input_ids)])
+        logits = self.head(states.flatten(0, 1).index_select(0, positions), encode.word_embeddings)
+        loss = token_mean(token_cross_entropy_sum(logits, labels), len(labels))
+        correct = (logits.detach().argmax(-1) == labels).float()
+        accuracy = correct.sum() / max(len(labels), 1)
+        return {"mlm": self.config.weight * loss}, {"mlm_accuracy": accuracy}

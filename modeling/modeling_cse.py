@@ -1,0 +1,280 @@
+"""One encoder, one contrastive loss, a list of auxiliary objectives.
+
+Shape suffixes: B sentences, V views, C columns of the batch, N = V·B rows (view-major), K keys of all processes,
+L tokens, H hidden size.
+"""
+
+import inspect
+import logging
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from .configuration_cse import CSEConfig, dropout_fields
+from .distributed import gather_rows, rank
+from .export import export_encoder
+from .losses import contrast_diagnostics, cosine_logits, info_nce
+from .objectives import Encode, MaskingSpec, Objective, Views
+from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
+from .pooling import NEEDS_HIDDEN_STATES, pool
+from .projectors import build_projector
+from .tokenization import sentence_frame
+
+logger = logging.getLogger(__name__)
+
+
+class CSEModel(PreTrainedModel):
+    """A sentence encoder in training, with any list of objectives (the joint model of all methods).
+
+    ``forward`` takes ``input_ids`` and ``attention_mask``, int64. Of shape
+
+    - (N, L): inference, one embedding a row;
+    - (B, 1, L): training, each sentence is encoded twice under dropout;
+    - (B, 2, L): training on pairs, the second column is the positive;
+    - (B, 3, L): training on triplets, the third column is the hard negative;
+
+    in training together with the masked copies that ``batch_specs`` asks for (see ``MaskingSpec`` for their keys).
+    """
+
+    config_class = CSEConfig
+    config: CSEConfig
+    base_model_prefix = "backbone"
+    main_input_name = "input_ids"
+    accepts_loss_kwargs = False
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: CSEConfig, backbone: PreTrainedModel | None = None) -> None:
+        from .registry import OBJECTIVES
+
+        super().__init__(config)
+        self.backbone = build_backbone(config.encoder_config) if backbone is None else backbone
+        self.projector = build_projector(config.projector, config.hidden_size)
+        self.objectives = nn.ModuleDict(
+            {o.name: OBJECTIVES[o.name](o, config.encoder_config) for o in config.objectives or []}
+        )
+        self.post_init()
+
+    # Loading
+
+    @classmethod
+    def from_backbone(
+        cls,
+        name_or_path: str | os.PathLike,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        dropout: float | None = None,
+        attn_implementation: str | None = None,
+        **config: Any,
+    ) -> "CSEModel":
+        """Start training from any encoder checkpoint.
+
+        Arguments:
+            name_or_path: Hub id or folder of an encoder that ``AutoModel`` loads.
+            tokenizer: for ``pooling="mask"``; default: the checkpoint's own.
+            dropout: set all dropout probabilities of the encoder; default: as the checkpoint has them.
+            attn_implementation: as in Transformers.
+            config: fields of the method's config, those of its objectives flat (``reconstruction_weight=0.4``).
+
+        Raises:
+            ValueError: an unknown field or a value not allowed; a checkpoint that lacks weights of the encoder.
+        """
+        name_or_path = str(name_or_path)
+        cls.config_class.check_names(list(config))
+        encoder_config = AutoConfig.from_pretrained(name_or_path)
+        encoder_config.dtype = torch.float32
+        if dropout is not None:
+            for field in dropout_fields(encoder_config):
+                setattr(encoder_config, field, dropout)
+        model_config = cls.config_class(encoder_config=encoder_config, **config)
+        if model_config.prompt_template is not None:
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name_or_path)
+            model_config.prompt_mask_offset = sentence_frame(tokenizer, model_config.prompt_template).mask_offset
+        with torch.device("meta"):
+            skeleton = build_backbone(encoder_config)
+        model = cls(model_config, backbone=skeleton)
+        model.backbone = load_backbone(name_or_path, encoder_config, type(skeleton), attn_implementation)
+        for objective in model.auxiliaries():
+            objective.init_from_checkpoint(name_or_path)
+            objective.load_frozen()
+        return model
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, training: bool = False, **kwargs: Any) -> Any:
+        """Reload a training checkpoint, exactly. ``training=True`` also fetches the objectives' frozen networks."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        if training:
+            (loaded[0] if isinstance(loaded, tuple) else loaded).load_frozen()
+        return loaded
+
+    def load_frozen(self) -> None:
+        """Let every objective fetch the frozen networks that are not in the checkpoint."""
+        for objective in self.auxiliaries():
+            objective.load_frozen()
+
+    # What a trainer and a collator ask
+
+    def auxiliaries(self) -> list[Objective]:
+        """The auxiliary objectives, in the order of the config."""
+        return [cast(Objective, objective) for objective in self.objectives.values()]
+
+    @property
+    def batch_specs(self) -> dict[str, MaskingSpec]:
+        """The masked copies that the objectives want, by objective name."""
+        specs = {objective.config.name: objective.batch_spec for objective in self.auxiliaries()}
+        return {name: spec for name, spec in specs.items() if spec is not None}
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The trainable parameters in groups: the encoder's first, then those that objectives want apart."""
+        special = [group for objective in self.auxiliaries() for group in objective.parameter_groups()]
+        taken = {id(parameter) for group in special for parameter in group["params"]}
+        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in taken]
+        return [{"params": rest, "lr_scale": 1.0, "clip_group": "encoder"}, *special]
+
+    # Forward
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        return_loss: bool | None = None,
+        **copies: Tensor,
+    ) -> SentenceEmbeddingOutput | ContrastiveOutput:
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        if input_ids.dim() == 2:
+            return self.embed(input_ids, attention_mask)
+        views = self.encode_views(input_ids, attention_mask)
+        terms, metrics = self.contrast(views)
+        encode = Encode(self.backbone, cast(Tensor, self.backbone.get_input_embeddings().weight))
+        for objective in self.auxiliaries():
+            more, diagnostics = objective(views, copies, encode)
+            terms, metrics = terms | more, metrics | diagnostics
+        loss = torch.stack(list(terms.values())).sum()
+        detached = {name: term.detach() for name, term in terms.items()}
+        return ContrastiveOutput(loss=loss, loss_dict=detached, metrics=metrics, sentence_embedding=views.h.detach())
+
+    def pooled(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> tuple[Tensor, Tensor]:
+        """The pooled states (N, H) and the last hidden states (N, L, H)."""
+        deep = self.config.pooling in NEEDS_HIDDEN_STATES
+        output = self.backbone(input_ids=input_ids_NL, attention_mask=attention_mask_NL, output_hidden_states=deep)
+        states = output.hidden_states if deep else (output.last_hidden_state,)
+        h = pool(self.config.pooling, states, attention_mask_NL, self.config.prompt_mask_offset)
+        return h, output.last_hidden_state
+
+    def embed(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> SentenceEmbeddingOutput:
+        """The embeddings of inference: the pooled state, projected where ``projector_at_inference``."""
+        h, last_hidden_state = self.pooled(input_ids_NL, attention_mask_NL)
+        embedding = self.projector(h) if self.config.projector_at_inference else h
+        return SentenceEmbeddingOutput(sentence_embedding=embedding, last_hidden_state=last_hidden_state)
+
+    def encode_views(self, input_ids_BCL: Tensor, attention_mask_BCL: Tensor) -> Views:
+        """All views in one pass, view-major; a single column is encoded twice under dropout."""
+        columns = input_ids_BCL.shape[1]
+        ids, mask = (x.transpose(0, 1).flatten(0, 1) for x in (input_ids_BCL, attention_mask_BCL))
+        if columns == 1:
+            ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
+        h, _ = self.pooled(ids, mask)
+        z = self.projector(h)
+        views = max(columns, 2)
+        return Views(h=h.unflatten(0, (views, -1)), z=z.unflatten(0, (views, -1)), input_ids=ids, attention_mask=mask)
+
+    def contrast(self, views: Views) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """L_NCE over the views of all processes (SimCSE Eqs. 1 and 5), in fp32, and its diagnostics."""
+        config = self.config
+        with torch.autocast(views.z.device.type, enabled=False):
+            z = views.z.float()
+            rows = z.shape[1]
+            positives_B = torch.arange(rows, device=z.device) + rank() * rows
+            keys = [gather_rows(view) for view in z[1:]]
+            logits_BK = cosine_logits(z[0], torch.cat(keys), config.temperature)
+            same_BK, identical = self.identical_texts(views, positives_B)
+            metrics = contrast_diagnostics(logits_BK[:, : len(keys[0])], positives_B, config.temperature)
+            if len(keys) > 1 and config.hard_negative_weight:
+                own = torch.nn.functional.one_hot(positives_B + len(keys[0]), logits_BK.shape[1])
+                logits_BK = logits_BK + config.hard_negative_weight * own
+            excluded = same_BK if config.mask_identical else None
+            loss = info_nce(logits_BK, positives_B, excluded)
+            if config.symmetric:
+                backwards_BK = cosine_logits(z[1], gather_rows(z[0]), config.temperature)
+                loss = (
+                    loss
+                    + info_nce(backwards_BK, positives_B, None if excluded is None else excluded[:, : len(keys[0])])
+                ) / 2
+        return {"contrastive": loss}, metrics | {"identical_texts": identical}
+
+    @torch.no_grad()
+    def identical_texts(self, views: Views, positives_B: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, K) where a key has the text of a row's query or positive, and how many rows meet such a key."""
+        texts = text_keys(views.input_ids, views.attention_mask).unflatten(0, (views.h.shape[0], -1))
+        keys_K = torch.cat([gather_rows(view) for view in texts[1:]])
+        same_BK = (keys_K == texts[0][:, None]) | (keys_K == texts[1][:, None])
+        others_BK = same_BK.scatter(1, positives_B[:, None], False)
+        return others_BK, others_BK.any(1).sum().float()
+
+    def export(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> Path:
+        """Write the plain encoder with its pooling metadata: what ``AutoModel`` and ``SentenceTransformer`` load.
+
+        Raises:
+            ValueError: a pooling that has no native form in sentence-transformers.
+        """
+        return export_encoder(self, Path(path), tokenizer)
+
+
+def build_backbone(encoder_config: PreTrainedConfig) -> PreTrainedModel:
+    """The encoder of a config with new weights, without a pooling layer (its parameters would never train)."""
+    try:
+        return AutoModel.from_config(encoder_config, add_pooling_layer=False)
+    except TypeError:
+        return AutoModel.from_config(encoder_config)
+
+
+def load_backbone(
+    name_or_path: str, config: PreTrainedConfig, kind: type, attn_implementation: str | None = None
+) -> PreTrainedModel:
+    """The encoder of a checkpoint (of class ``kind``), fp32, without a pooling layer.
+
+    Raises:
+        ValueError: the checkpoint lacks weights of the encoder.
+    """
+    options: dict[str, Any] = {"config": config, "dtype": torch.float32, "output_loading_info": True}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    if "add_pooling_layer" in inspect.signature(kind).parameters:
+        options["add_pooling_layer"] = False
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # heads that are not needed are no news
+    try:
+        backbone, info = AutoModel.from_pretrained(name_or_path, **options)
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ValueError(
+            f"{name_or_path} lacks {len(missing)} weights of {type(backbone).__name__}, e.g. {missing[0]!r}"
+        )
+    return backbone
+
+
+def text_keys(input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
+    """(N,) int64: equal for equal texts whatever their padding, different (up to chance, 2⁻⁶⁴) for others."""
+    positions = torch.arange(input_ids_NL.shape[1], device=input_ids_NL.device)
+    mixed = (input_ids_NL + 1) * 0x1E3779B97F4A7C15 + positions * 0x3F58476D1CE4E5B9
+    for _ in range(2):
+        mixed = (mixed ^ (mixed >> 29)) * 0x14D049BB133111EB
+    return ((mixed ^ (mixed >> 32)) * attention_mask_NL).sum(1)

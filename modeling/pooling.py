@@ -1,0 +1,63 @@
+"""From token states to one state a sentence.
+
+Shape suffixes: N sentences, L tokens, H hidden size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .configuration_cse import POOLINGS
+
+#: Poolings that read more than the last layer.
+NEEDS_HIDDEN_STATES = ("first_last_mean", "top2_mean")
+
+
+def mean_over_tokens(states_NLH: Tensor, mask_NL: Tensor) -> Tensor:
+    weights = mask_NL.unsqueeze(-1).to(states_NLH.dtype)
+    return (states_NLH * weights).sum(1) / weights.sum(1).clamp_min(1e-9)
+
+
+def at_offset(states_NLH: Tensor, mask_NL: Tensor, offset: int) -> Tensor:
+    """The state ``offset`` tokens behind the first attended token (≥ 0), or counted from the last (−1 is the last)."""
+    length = mask_NL.shape[1]
+    positions = torch.arange(length, device=mask_NL.device)
+    if offset >= 0:
+        index_N = torch.where(mask_NL.bool(), positions, length).amin(1) + offset
+    else:
+        index_N = torch.where(mask_NL.bool(), positions, -1).amax(1) + 1 + offset
+    return states_NLH[torch.arange(len(states_NLH), device=mask_NL.device), index_N]
+
+
+def pool(pooling: str, hidden_states: Sequence[Tensor], mask_NL: Tensor, mask_offset: int | None = None) -> Tensor:
+    """Pool the states of N sentences.
+
+    Arguments:
+        pooling: ``cls``, ``mean``, ``first_last_mean``, ``top2_mean`` or ``mask``. "First" is the output of the first
+            layer (``hidden_states[1]``; ``[0]`` would be the embeddings), as in SimCSE since its fix.
+        hidden_states: (N, L, H) each; embeddings first, last layer last. Only the last is needed for ``cls``, ``mean``
+            and ``mask``.
+        mask_NL: 1 for real tokens.
+        mask_offset: for ``mask``, where the template's own mask token stands (see ``CSEConfig.prompt_mask_offset``).
+
+    Returns:
+        (N, H)
+
+    Raises:
+        ValueError: an unknown pooling, or ``mask`` without an offset.
+    """
+    last_NLH = hidden_states[-1]
+    if pooling == "cls":
+        return last_NLH[:, 0]
+    if pooling == "mean":
+        return mean_over_tokens(last_NLH, mask_NL)
+    if pooling == "first_last_mean":
+        return mean_over_tokens((hidden_states[1] + last_NLH) / 2, mask_NL)
+    if pooling == "top2_mean":
+        return mean_over_tokens((hidden_states[-2] + last_NLH) / 2, mask_NL)
+    if pooling == "mask":
+        if mask_offset is None:
+            raise ValueError("pooling 'mask' needs prompt_mask_offset, got None: build the model with from_backbone")
+        return at_offset(last_NLH, mask_NL, mask_offset)
+    raise ValueError(f"pooling must be one of {', '.join(map(repr, POOLINGS))}, got {pooling!r}")

@@ -1,0 +1,11 @@
+"""Objectives and methods by name: the one place where a saved config or a command line finds its classes."""
+
+from .masked_lm import MaskedLM
+from .modeling_cse import CSEModel
+from .modeling_informin import InforMinModel, Reconstruction
+from .modeling_simcse import SimCSEModel
+from .objectives import Objective
+
+OBJECTIVES: dict[str, type[Objective]] = {"reconstruction": Reconstruction, "mlm": MaskedLM}
+
+METHODS: dict[str, type[CSEModel]] = {"simcse": SimCSEModel, "informin": InforMinModel, "joint": CSEModel}
