@@ -1,0 +1,176 @@
+"""The arguments of a training script: a preset file, training arguments and the fields of the method's config, flat.
+
+``--config preset.yaml`` holds the same names as the command line; the command line wins.
+"""
+
+import argparse
+import difflib
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
+
+from csekit.modeling import METHODS, CSEConfig
+
+from .arguments import CSETrainingArguments
+
+
+@dataclass
+class RunArguments:
+    """What to train, on what, and what to score."""
+
+    method: str = field(default="simcse", metadata={"help": f"One of {', '.join(METHODS)}."})
+    model_name_or_path: str | None = field(default=None, metadata={"help": "Encoder to start from: Hub id or folder."})
+    train_file: str | None = field(
+        default=None, metadata={"help": "Corpus: .txt (a sentence a line), .csv, .tsv, .json, .jsonl or .parquet."}
+    )
+    dataset_name: str | None = field(default=None, metadata={"help": "Corpus on the Hub, instead of a file."})
+    columns: list[str] | None = field(
+        default=None,
+        metadata={"help": "Column of the sentence, or of sentence and positive, or of these and hard negative."},
+    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Use only the first rows of the corpus."})
+    streaming: bool = field(default=False, metadata={"help": "Read the corpus as a stream; needs --max_steps."})
+    dev_file: str | None = field(
+        default=None, metadata={"help": "Scored pairs for selection (.tsv or .csv), instead of STS-B dev."}
+    )
+    dev_columns: list[str] | None = field(
+        default=None, metadata={"help": "Names or numbers of its columns: sentence1 sentence2 score."}
+    )
+    data_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder with SentEval's layout: STS-B dev for selection, the seven STS test sets."},
+    )
+    text_form: str = field(default="tokenized", metadata={"help": "STS texts: tokenized (as the papers) or raw."})
+    dropout: float | None = field(
+        default=None, metadata={"help": "All dropout rates of the encoder; default: its own."}
+    )
+
+
+def _plain_type(annotation: Any) -> type:
+    """float from ``float | None`` and the like; str where it is not one plain type."""
+    options = [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        options = [option for option in typing.get_args(annotation) if option is not type(None)]
+    return options[0] if len(options) == 1 and options[0] in (int, float, bool, str) else str
+
+
+def method_fields(method: str, objectives: list[str] | None = None) -> dict[str, type]:
+    """The config fields of a method that a command line can set, with their types.
+
+    Raises:
+        ValueError: an unknown method.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
+    config = METHODS[method].config_class
+    skipped = {"model_type", "sub_configs", "encoder_config", "objectives", "prompt_mask_offset"}
+    own = {name: _plain_type(kind) for name, kind in CSEConfig.__annotations__.items() if name not in skipped}
+    return own | config.flat_names(objectives)
+
+
+def read_preset(path: str | Path) -> dict[str, Any]:
+    """A YAML file of flat names.
+
+    Raises:
+        ValueError: no such file, or not a mapping of names to values.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"--config {path}: no such file")
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a YAML file: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: a preset is a mapping of names to values, got {type(content).__name__}")
+    return content
+
+
+def _early(argv: Sequence[str], preset: dict[str, Any]) -> tuple[str, list[str] | None]:
+    """Method and objectives: they decide which further names there are."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--method", default=preset.get("method", "simcse"))
+    parser.add_argument("--objectives", nargs="*", default=preset.get("objectives"))
+    known, _ = parser.parse_known_args([argument for argument in argv if argument not in ("-h", "--help")])
+    return known.method, known.objectives
+
+
+def build_parser(method: str, objectives: list[str] | None) -> tuple[HfArgumentParser, set[str]]:
+    """The parser of a method, and the names of its config fields."""
+    parser = HfArgumentParser([RunArguments, CSETrainingArguments], allow_abbrev=False)
+    parser.add_argument("--config", help="Preset: a YAML file with these names; the command line wins.")
+    taken = {f.name for kind in (RunArguments, CSETrainingArguments) for f in fields(kind)}
+    own = {name: kind for name, kind in method_fields(method, objectives).items() if name not in taken}
+    group = parser.add_argument_group(f"fields of {METHODS[method].config_class.__name__}")
+    for name, kind in own.items():
+        convert: Any = string_to_bool if kind is bool else kind
+        group.add_argument(f"--{name}", type=convert, default=argparse.SUPPRESS, metavar=kind.__name__)
+    if METHODS[method].config_class is CSEConfig:
+        group.add_argument("--objectives", nargs="*", default=argparse.SUPPRESS, help="Auxiliary objectives by name.")
+        own["objectives"] = list
+    return parser, set(own)
+
+
+def parse_run_arguments(
+    argv: Sequence[str] | None = None, defaults: dict[str, Any] | None = None
+) -> tuple[RunArguments, CSETrainingArguments, dict[str, Any]]:
+    """Parse a command line.
+
+    Arguments:
+        argv: default: the process's own.
+        defaults: values below those of the preset.
+
+    Returns:
+        (run arguments, training arguments, fields for ``from_backbone``). An error ends the process with status 2 and
+        one line that names the argument, what came and what is allowed.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--config")
+    config_path = early.parse_known_args(argv)[0].config
+    try:
+        preset = dict(defaults or {}) | (read_preset(config_path) if config_path else {})
+        method, objectives = _early(argv, preset)
+        parser, own = build_parser(method, objectives)
+        known = {action.dest for action in parser._actions}
+        for name in preset:
+            if name not in known:
+                raise ValueError(f"{config_path or 'defaults'}: {_unknown(name, known, method)}")
+        parser.set_defaults(**_typed(parser, preset, str(config_path)))
+        for action in parser._actions:
+            action.required = action.required and action.dest not in preset
+        run, args, rest, *unknown = parser.parse_args_into_dataclasses(argv, True, look_for_args_file=False)
+        for word in (word for words in unknown for word in words):
+            raise ValueError(_unknown(word.removeprefix("--").split("=")[0], known, method))
+    except ValueError as error:
+        early.exit(2, f"{Path(sys.argv[0]).name}: error: {error}\n")
+    return run, args, {name: value for name, value in vars(rest).items() if name in own}
+
+
+def _unknown(name: str, known: set[str], method: str) -> str:
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"unknown argument {name!r} for method {method!r}{hint}"
+
+
+def _typed(parser: argparse.ArgumentParser, preset: dict[str, Any], path: str) -> dict[str, Any]:
+    """The preset's values in the types of their arguments: YAML reads ``1e-5`` as text."""
+    actions = {action.dest: action for action in parser._actions}
+    typed = {}
+    for name, value in preset.items():
+        kind = actions[name].type
+        if isinstance(value, str) and callable(kind):
+            try:
+                value = kind(value)
+            except (ValueError, TypeError, argparse.ArgumentTypeError):
+                raise ValueError(f"{path}: {name} must be {getattr(kind, '__name__', kind)}, got {value!r}") from None
+        typed[name] = value
+    return typed
