@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .plans import Arguments, Clock, Experiment, Plan, PlanError, Trial
+from csekit.evaluation.plans import Arguments, Clock, Experiment, Plan, PlanError, Trial
 
 #: ``compare(results of the baseline, results of the other, both by seed) -> p-value``
 Compare = Callable[[Sequence[Path], Sequence[Path]], float | None]
@@ -142,6 +142,33 @@ def measured_clock(records: Records) -> Clock:
             if result is not None and result["trial"]["starts"] == 1:
                 clock.add(trial, result.get("seconds") or {})
     return clock
+
+
+def matrix(records: Records, clock: Clock) -> tuple[str, float]:
+    """Every trial with its estimated minutes and its state, as text, and the minutes still to run."""
+    plan = records.plan
+    rows = [("trial", "kind", "steps", "batch", "minutes", "state")]
+    todo, unknown, finished = 0.0, 0, 0
+    for trial in plan.trials():
+        experiment = plan.experiments[trial.experiment]
+        waits = trial.kind == "final" and bool(experiment.grid)
+        known = {other.name: other for other in chosen_trials(experiment, records)}.get(trial.name) if waits else trial
+        result = None if known is None else records.result(known)
+        status = (records.state(trial) or {}).get("status", "after the grid" if known is None else "")
+        seconds = clock.seconds(trial)
+        finished += result is not None
+        if result is None:
+            todo += (seconds or 0.0) / 60
+            unknown += seconds is None
+        minutes = "?" if seconds is None else f"{seconds / 60:.1f}"
+        state = status if result is None else "finished"
+        rows.append((trial.label, trial.kind, str(trial.steps or "-"), str(trial.batch), minutes, state))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    limit = "" if plan.max_minutes is None else f" of at most {plan.max_minutes:g}"
+    guess = f", not counting {unknown} trials of unknown length" if unknown else ""
+    lines.append(f"{plan.name}: {len(rows) - 1} trials, {finished} finished, {todo:.0f} minutes to go{limit}{guess}")
+    return "\n".join(lines), todo
 
 
 def select(experiment: Experiment, records: Records) -> tuple[Arguments, dict[str, Any]] | None:

@@ -5,10 +5,10 @@
     python examples/run_seeds.py --script examples/run_unsup.py --output_dir runs/lr --seeds 42 43 44 \
         --grid learning_rate=3e-5,1e-4 --grid_steps 300 -- --method simcse --train_file sentences.txt
 
-`csekit.evaluation.plans` says what a plan holds, `csekit.evaluation.trials` what is kept of each trial. Trials run one
-at a time. A failed one is noted and the others go on; the next call tries it again. SIGTERM, SIGHUP and Ctrl-C are passed
-on as SIGTERM, so that the running trial can save, and end the program with 143. Exit codes: 0 all trials finished,
-1 some did not, 2 nothing was started.
+`csekit.evaluation.plans` says what a plan holds, `csekit.evaluation.trials` what is kept of each trial. Trials run
+one at a time. A failed one is noted and the others go on; the next call tries it again. SIGTERM, SIGHUP and Ctrl-C
+reach the running trial as SIGTERM, so that it can save, and end the program with 143. Exit codes: 0 all trials
+finished, 1 some did not, 2 nothing was started.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from csekit.evaluation.plans import Clock, Plan, PlanError, Trial, parse_options
-from csekit.evaluation.trials import Records, chosen_trials, dev_score, measured_clock, select, summarise
+from csekit.evaluation.trials import Records, chosen_trials, dev_score, matrix, measured_clock, select, summarise
 
 try:
     import fcntl
@@ -57,8 +57,9 @@ class Runner:
         except PlanError as error:
             print(f"{self.head(trial)}  refused: {error}", flush=True)
             return False
-        expected = self.clock.seconds(trial)
-        print(f"{self.head(trial)}  {_minutes(expected)} min expected, log {self.log(trial)}", flush=True)
+        seconds = self.clock.seconds(trial)
+        expected = "?" if seconds is None else f"{seconds / 60:.1f}"
+        print(f"{self.head(trial)}  {expected} min expected, log {self.log(trial)}", flush=True)
         resume = self.records.begin(trial)
         started = time.monotonic()
         returncode = self.process(trial, resume)
@@ -68,7 +69,7 @@ class Runner:
             self.records.end(trial, "finished", returncode)
             if not resume:
                 self.clock.add(trial, result.get("seconds") or {})
-            print(f"{self.head(trial)}  dev {_score(dev_score(result))}, {minutes:.1f} min", flush=True)
+            print(f"{self.head(trial)}  dev {dev_score(result)}, {minutes:.1f} min", flush=True)
             return self.finished(trial)
         interrupted = self.stopped or returncode in (143, -signal.SIGTERM)
         status = "interrupted" if interrupted else "failed"
@@ -81,9 +82,9 @@ class Runner:
     def process(self, trial: Trial, resume: bool) -> int:
         """The child process. It inherits the lock, and leaves our process group so that only we signal it."""
         argv = [sys.executable, *trial.argv(self.records.folder(trial), resume)]
-        inherit = {"pass_fds": [self.lock.fileno()]} if fcntl else {}
+        inherit = [self.lock.fileno()] if fcntl else []
         with self.log(trial).open("ab") as log:
-            self.child = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True, **inherit)
+            self.child = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True, pass_fds=inherit)
         if self.stopped:  # the signal came before there was a child
             self.child.terminate()
         return self.child.wait()
@@ -116,42 +117,10 @@ def run_all(runner: Runner, plan: Plan, records: Records) -> bool:
             continue
         missing = f"; {failed} grid trials have no result and took no part" if failed else ""
         print(f"{experiment.name}: chosen on dev {chosen[1]['dev']:.2f}: {chosen[1]['trial']}{missing}", flush=True)
-        complete &= all([runner.run(trial) for trial in chosen_trials(experiment, records)])
+        outcomes = [runner.run(trial) for trial in chosen_trials(experiment, records)]
+        complete &= all(outcomes)
         summarise(records)
     return complete and not runner.stopped
-
-
-def show_matrix(plan: Plan, records: Records, clock: Clock) -> float:
-    """Print every trial with its minutes and state; return the minutes still to run."""
-    todo, unknown, finished = 0.0, 0, 0
-    rows = []
-    for trial in plan.trials():
-        experiment = plan.experiments[trial.experiment]
-        chosen = {final.name: final for final in chosen_trials(experiment, records)} if trial.kind == "final" else {}
-        waits = bool(experiment.grid) and trial.kind == "final" and trial.name not in chosen
-        result = None if waits else records.result(chosen.get(trial.name, trial))
-        seconds = clock.seconds(trial)
-        state = "finished" if result else (records.state(trial) or {}).get("status", "after the grid" if waits else "")
-        finished += result is not None
-        unknown += seconds is None and result is None
-        todo += 0.0 if result else (seconds or 0.0) / 60
-        rows.append((trial.label, trial.kind, str(trial.steps or "-"), str(trial.batch), _minutes(seconds), state))
-    head = ("trial", "kind", "steps", "batch", "minutes", "state")
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    for row in [head, *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    limit = "" if plan.max_minutes is None else f" of at most {plan.max_minutes:g}"
-    guess = f", not counting {unknown} trials of unknown length" if unknown else ""
-    print(f"{plan.name}: {len(rows)} trials, {finished} finished, {todo:.0f} minutes to go{limit}{guess}", flush=True)
-    return todo
-
-
-def _minutes(seconds: float | None) -> str:
-    return "?" if seconds is None else f"{seconds / 60:.1f}"
-
-
-def _score(score: float | None) -> str:
-    return "-" if score is None else f"{score:.2f}"
 
 
 def read_arguments(argv: list[str]) -> tuple[argparse.Namespace, Plan]:
@@ -188,7 +157,8 @@ def main(argv: list[str]) -> int:
         args, plan = read_arguments(argv)
         records = Records(plan, args.output_dir, args.results_dir)
         clock = measured_clock(records)
-        minutes = show_matrix(plan, records, clock)
+        table, minutes = matrix(records, clock)
+        print(table, flush=True)
     except PlanError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
