@@ -1,7 +1,8 @@
 """Markdown tables written from results files, never by hand.
 
 ``python -m csekit.evaluation.tables README.md --results results`` renews what stands between the markers
-``<!-- table:NAME -->`` and ``<!-- end table -->``; with ``--check`` it changes nothing and fails where a table is stale.
+``<!-- table:NAME -->`` and ``<!-- end table -->``; with ``--check`` it changes nothing and fails where a table is
+stale.
 
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns) or a plan and one of its ablation tables
 (``informin-ablations/lambda``). An ablation table stands in the plan's ``tables``::

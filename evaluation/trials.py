@@ -124,10 +124,12 @@ class Records:
         return self._public_text(trial, value) if isinstance(value, str) else value
 
     def _public_text(self, trial: Trial, text: str) -> str:
-        """Absolute paths of this machine cut to their last part."""
-        words = [*trial.command, *trial.arguments.values(), str(self.folder(trial).resolve()), str(Path.cwd())]
+        """Paths of this machine cut to their last part."""
+        words = [*trial.command, *trial.arguments.values(), str(self.folder(trial).absolute()), str(Path.cwd())]
         flat = [inner for word in words for inner in ([word] if isinstance(word, str) else word)]
-        for path in sorted({word.rstrip("/") for word in flat if os.path.isabs(word)} - {""}, key=len, reverse=True):
+        outside = [word for word in flat if os.path.isabs(word) or word.startswith("..")]
+        paths = {word.rstrip("/") for word in outside} | {str(Path(word).resolve()) for word in outside}
+        for path in sorted(paths - {"", "/"}, key=len, reverse=True):
             text = re.sub(re.escape(path) + r"(?![\w.-])", Path(path).name, text)
         return text
 
