@@ -251,8 +251,7 @@ def _summary(experiment: Experiment, records: Records) -> dict[str, Any]:
     if experiment.kind == "listed":
         summary["trials"] = {trial.name: dev_score(records.result(trial)) for trial in first}
     every = {trial.label: trial for trial in first + final}.values()
-    states = {trial.name: records.state(trial) or {} for trial in every if _result(records, trial) is None}
-    summary["failed"] = {name: state for name, state in states.items() if state.get("status") == "failed"}
+    summary["failed"] = {trial.name: why for trial in every if (why := _failure(trial, records))}
     reported = [_result(records, trial) for trial in (first if experiment.kind == "command" else final)]
     results = [result for result in reported if result is not None]
     if results:
@@ -267,6 +266,17 @@ def _summary(experiment: Experiment, records: Records) -> dict[str, Any]:
     corpora = {(corpus.get("name"), corpus.get("rows")) for result in origin if (corpus := result.get("corpus"))}
     summary["corpus"] = [{"name": Path(str(name)).name, "rows": rows} for name, rows in sorted(corpora, key=str)]
     return summary
+
+
+def _failure(trial: Trial, records: Records) -> dict[str, Any] | None:
+    """Why a trial has no result: it failed, or its place is taken by a run with other arguments."""
+    try:
+        if records.result(trial) is not None:
+            return None
+    except PlanError:
+        return {"status": "refused", "reason": "a run with other arguments has this name"}
+    state = records.state(trial) or {}
+    return state if state.get("status") == "failed" else None
 
 
 def _scored(experiment: Experiment, records: Records) -> list[Path]:

@@ -9,7 +9,10 @@ import pytest
 from csekit.evaluation.tables import TableError, ablation_table, main, main_table, update
 
 TASKS = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
-PAGE = "# Page\n\nBefore.\n\n<!-- table:small -->\n<!-- end table -->\n\nBetween.\n\n<!-- table:small/lambda -->\nold\n<!-- end table -->\n\nAfter.\n"
+PAGE = (
+    "# Page\n\nBefore.\n\n<!-- table:small -->\n<!-- end table -->\n\n"
+    "Between.\n\n<!-- table:small/lambda -->\nold\n<!-- end table -->\n\nAfter.\n"
+)
 
 
 def spread(mean: float, std: float | None = 0.5) -> dict[str, Any]:
