@@ -39,6 +39,7 @@ setup(
         "huggingface_hub>=1.5",
         "numpy>=2.1",
         "safetensors>=0.8",
+        "pyyaml>=6.0.1",
         "scikit-learn>=1.6",
         "scipy>=1.15",
         "typer>=0.16",

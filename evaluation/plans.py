@@ -1,0 +1,337 @@
+"""A plan of measurements: which runs, in which order, with which arguments, and how long they will take.
+
+A plan is a YAML file (or a dict of the same form). Its experiments are of three kinds:
+
+- *selected*: ``grid`` is searched with ``grid_steps`` steps on the first seed, scored on the dev set only; the best
+  configuration is then run once per seed and scored on the test sets. Without a grid the seeds run at once.
+- *listed*: ``trials`` names single runs by their arguments; first seed, dev set only.
+- *command*: ``command`` is the argument list of one Python process which writes ``{output_dir}/results.json`` itself,
+  for baselines that need no training.
+
+Strings may contain ``${NAME}``, filled from the environment; an unset name is an error.
+"""
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+#: ``name: value`` of a command line; a list becomes several words, ``None`` leaves the argument out.
+Arguments = dict[str, Any]
+
+_EXPERIMENT_KEYS = {"title", "script", "arguments", "grid", "grid_steps", "final_arguments", "seeds", "trials"}
+_EXPERIMENT_KEYS |= {"command", "seconds_per_step", "seconds_per_trial"}
+_PLAN_KEYS = _EXPERIMENT_KEYS - {"title", "trials", "command"} | {"name", "baseline", "max_minutes", "experiments"}
+_PLAN_KEYS |= {"tables"}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]*")
+
+
+class PlanError(ValueError):
+    """A plan, or a folder with earlier runs, with which the program will not go on."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run.
+
+    Arguments:
+        kind: ``grid``, ``final``, ``listed`` or ``command``.
+        arguments: what is passed on the command line, as text, without output folder and resumption.
+        command: the words after ``python``, before the arguments.
+    """
+
+    experiment: str
+    name: str
+    kind: str
+    arguments: dict[str, str | list[str]]
+    command: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.experiment}/{self.name}"
+
+    @property
+    def batch(self) -> int:
+        """Sentences in one optimiser step of one process."""
+        accumulation = self.arguments.get("gradient_accumulation_steps", "1")
+        return int(str(self.arguments.get("per_device_train_batch_size", "64"))) * int(str(accumulation))
+
+    @property
+    def steps(self) -> int | None:
+        """Optimiser steps: ``max_steps``, else epochs times the lines of a ``.txt`` training file, else unknown."""
+        if self.kind == "command":
+            return 0
+        if int(str(self.arguments.get("max_steps", "-1"))) > 0:
+            return int(str(self.arguments["max_steps"]))
+        path = Path(str(self.arguments.get("train_file", "")))
+        if path.suffix != ".txt" or not path.is_file():
+            return None
+        return math.ceil(_lines(path) / self.batch * float(str(self.arguments.get("num_train_epochs", "1"))))
+
+    def argv(self, output_dir: Path, resume: bool) -> list[str]:
+        """The words after ``python``."""
+        words = [word.replace("{output_dir}", str(output_dir)) for word in self.command]
+        if self.kind == "command":
+            return words
+        for key, value in self.arguments.items():
+            words += [f"--{key}", *([value] if isinstance(value, str) else value)]
+        return [*words, "--output_dir", str(output_dir), *(["--resume_from_checkpoint", "True"] if resume else [])]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One row of the main table, or one list of single runs."""
+
+    name: str
+    title: str
+    script: str
+    arguments: Arguments
+    grid: dict[str, list[Any]]
+    grid_steps: int | None
+    final_arguments: Arguments
+    seeds: list[int]
+    trials: dict[str, Arguments]
+    command: tuple[str, ...]
+    seconds_per_step: float | None
+    seconds_per_trial: float
+
+    @property
+    def kind(self) -> str:
+        return "command" if self.command else "listed" if self.trials else "selected"
+
+    def first_trials(self) -> list[Trial]:
+        """The trials that do not depend on a result: grid points, single runs, or the seeds where there is no grid."""
+        if self.command:
+            return [Trial(self.name, "run", "command", {}, self.command)]
+        dev_only: Arguments = {"seed": self.seeds[0], "do_predict": False}
+        if self.trials:
+            return [self._trial(name, "listed", dev_only | given) for name, given in self.trials.items()]
+        if not self.grid:
+            return self.final_trials({})
+        short = {} if self.grid_steps is None else {"max_steps": self.grid_steps}
+        return [self._trial(_point_name(point), "grid", dev_only | short | point) for point in self.points()]
+
+    def points(self) -> list[Arguments]:
+        """The grid in order; the last name varies fastest."""
+        return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+
+    def final_trials(self, point: Arguments) -> list[Trial]:
+        """The chosen configuration over the seeds, scored on the test sets."""
+        given: Arguments = point | {"do_predict": True} | self.final_arguments
+        return [self._trial(f"seed={seed}", "final", given | {"seed": seed}) for seed in self.seeds]
+
+    def _trial(self, name: str, kind: str, arguments: Arguments) -> Trial:
+        merged = {key: _words(value) for key, value in (self.arguments | arguments).items() if value is not None}
+        return Trial(self.name, name, kind, merged, (self.script,))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Read with ``Plan.read(path)`` or ``Plan.from_dict(mapping)``.
+
+    Arguments:
+        baseline: the experiment that the p-values are against.
+        max_minutes: a longer estimate is refused.
+        tables: ablation tables, as ``csekit.evaluation.tables`` documents them.
+    """
+
+    name: str
+    experiments: dict[str, Experiment]
+    baseline: str | None = None
+    max_minutes: float | None = None
+    tables: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, environment: Mapping[str, str] = os.environ) -> "Plan":
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict):
+            raise PlanError(f"{path}: a plan is a mapping of names to values, got {type(raw).__name__}")
+        return cls.from_dict({"name": path.stem} | raw, environment)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> "Plan":
+        raw = _expand(dict(raw), environment)
+        _check_keys("the plan", raw, _PLAN_KEYS)
+        _check_name("name", raw["name"])
+        if not raw.get("experiments"):
+            raise PlanError("experiments must name at least one experiment, got none")
+        experiments = {name: _experiment(name, own or {}, raw) for name, own in raw["experiments"].items()}
+        baseline = raw.get("baseline")
+        if baseline is not None and baseline not in experiments:
+            raise PlanError(f"baseline must be one of {sorted(experiments)}, got {baseline!r}")
+        plan = cls(raw["name"], experiments, baseline, raw.get("max_minutes"), raw.get("tables") or {})
+        known = {trial.label for trial in plan.trials()}
+        for table, spec in plan.tables.items():
+            for row in spec["rows"]:
+                if row["trial"] not in known:
+                    raise PlanError(f"tables.{table}: {row['trial']!r} is no trial of this plan")
+        return plan
+
+    def trials(self) -> list[Trial]:
+        """All trials in order. Final trials that wait for a grid stand there without the chosen values."""
+        found: list[Trial] = []
+        for experiment in self.experiments.values():
+            found += experiment.first_trials() + (experiment.final_trials({}) if experiment.grid else [])
+        return found
+
+
+@dataclass
+class Clock:
+    """Estimates from the plan's numbers, corrected by what was measured.
+
+    A step is taken to cost in proportion to its batch. ``seconds_per_step`` of a plan is for the batch size of its
+    own ``arguments`` (64 where it has none).
+    """
+
+    plan: Plan
+    _measured: dict[str, list[float]] = field(default_factory=dict)
+    _extra: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, trial: Trial, seconds: Mapping[str, float]) -> None:
+        """A finished trial's ``seconds: {"train", "total"}``. Pass only trials that ran without an interruption."""
+        if trial.steps and "train" in seconds:
+            self._measured.setdefault(trial.experiment, []).append(seconds["train"] / (trial.steps * trial.batch))
+        if "total" in seconds:
+            kind = self._extra.setdefault(trial.kind, [])
+            kind.append(seconds["total"] - (seconds.get("train", 0.0) if trial.kind != "command" else 0.0))
+
+    def seconds(self, trial: Trial) -> float | None:
+        """Expected seconds of a trial, None where nothing tells."""
+        experiment = self.plan.experiments[trial.experiment]
+        extra = _mean(self._extra.get(trial.kind, [])) or experiment.seconds_per_trial
+        if trial.steps == 0:
+            return extra
+        per_sentence = self._seconds_per_sentence(experiment)
+        if per_sentence is None or trial.steps is None:
+            return None
+        return extra + per_sentence * trial.steps * trial.batch
+
+    def _seconds_per_sentence(self, experiment: Experiment) -> float | None:
+        own = _mean(self._measured.get(experiment.name, []))
+        if own is not None:
+            return own
+        hints = {name: _hint(other) for name, other in self.plan.experiments.items()}
+        ratios = [mean(seen) / hint for name, seen in self._measured.items() if (hint := hints[name])]
+        hint = hints[experiment.name]
+        if hint is not None:
+            return hint * (_mean(ratios) or 1.0)
+        return _mean([seconds for seen in self._measured.values() for seconds in seen])
+
+
+def parse_options(words: Sequence[str]) -> Arguments:
+    """``--name value``, ``--name=value``, ``--name a b`` and a bare ``--flag`` as a mapping."""
+    found: Arguments = {}
+    name = None
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found[name] = [value] if equals else []
+        elif name is None:
+            raise PlanError(f"an argument of the script must start with --, got {word!r}")
+        else:
+            found[name].append(word)
+    return {name: True if not values else values[0] if len(values) == 1 else values for name, values in found.items()}
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return mean(values) if values else None
+
+
+def _hint(experiment: Experiment) -> float | None:
+    """The plan's own seconds per sentence."""
+    if experiment.seconds_per_step is None:
+        return None
+    return experiment.seconds_per_step / int(experiment.arguments.get("per_device_train_batch_size", 64))
+
+
+def _experiment(name: str, own: Mapping[str, Any], plan: Mapping[str, Any]) -> Experiment:
+    _check_name("experiments", name)
+    _check_keys(f"experiments.{name}", own, _EXPERIMENT_KEYS)
+    if sum(bool(own.get(key)) for key in ("trials", "command", "grid")) > 1:
+        raise PlanError(f"experiments.{name} must have one of grid, trials and command, got {sorted(own)}")
+    single = bool(own.get("trials") or own.get("command"))
+
+    def pick(key: str, default: Any) -> Any:
+        value = own.get(key, plan.get(key))
+        return default if value is None else value
+
+    def merge(key: str) -> Arguments:
+        return dict(plan.get(key) or {}) | dict(own.get(key) or {})
+
+    grid = {} if single else pick("grid", {})
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise PlanError(f"experiments.{name}.grid.{key} must be a list of values, got {values!r}")
+    script = "" if own.get("command") else str(pick("script", ""))
+    if not own.get("command") and not Path(script).is_file():
+        raise PlanError(f"experiments.{name}.script must be a file, got {script!r} (seen from {Path.cwd()})")
+    for trial in own.get("trials") or {}:
+        _check_name(f"experiments.{name}.trials", trial)
+    return Experiment(
+        name=name,
+        title=own.get("title", name),
+        script=script,
+        arguments=merge("arguments"),
+        grid=grid,
+        grid_steps=pick("grid_steps", None),
+        final_arguments=merge("final_arguments"),
+        seeds=[int(seed) for seed in pick("seeds", [42])],
+        trials={trial: dict(given or {}) for trial, given in (own.get("trials") or {}).items()},
+        command=tuple(str(word) for word in own.get("command") or ()),
+        seconds_per_step=pick("seconds_per_step", None),
+        seconds_per_trial=float(pick("seconds_per_trial", 0.0)),
+    )
+
+
+def _expand(value: Any, environment: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _expand(inner, environment) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_expand(inner, environment) for inner in value]
+    if not isinstance(value, str):
+        return value
+    missing = [name for name in re.findall(r"\$\{(\w+)\}", value) if name not in environment]
+    if missing:
+        raise PlanError(f"{value!r} needs the environment variable {missing[0]}, which is not set")
+    return re.sub(r"\$\{(\w+)\}", lambda match: environment[match[1]], value)
+
+
+def _words(value: Any) -> str | list[str]:
+    """Command-line form, the same for ``1.0e-4``, ``"1e-4"`` and ``0.0001``: equal arguments have equal text."""
+    if isinstance(value, list | tuple):
+        return [str(_words(inner)) for inner in value]
+    if isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value):
+        value = float(value) if re.search(r"[.eE]", value) else value
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _point_name(point: Arguments) -> str:
+    return ",".join(f"{key}={re.sub(r'[^A-Za-z0-9._+-]', '_', str(_words(value)))}" for key, value in point.items())
+
+
+def _check_keys(where: str, given: Mapping[str, Any], allowed: set[str]) -> None:
+    unknown = sorted(set(given) - allowed)
+    if unknown:
+        raise PlanError(f"{where}: unknown {unknown[0]!r}; allowed are {', '.join(sorted(allowed))}")
+
+
+def _check_name(where: str, name: Any) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise PlanError(f"{where} must be letters, digits and . _ = , + - (it becomes a folder), got {name!r}")
+
+
+@cache
+def _lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())

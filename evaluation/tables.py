@@ -1,0 +1,169 @@
+"""Markdown tables written from results files, never by hand.
+
+``python -m csekit.evaluation.tables README.md --results results`` renews what stands between the markers
+``<!-- table:NAME -->`` and ``<!-- end table -->``; with ``--check`` it changes nothing and fails where a table is
+stale.
+
+NAME is a plan (``equal-terms``: one row an experiment, test sets in columns) or a plan and one of its ablation tables
+(``informin-ablations/lambda``). An ablation table stands in the plan's ``tables``::
+
+    lambda:
+      title: Weight of the reconstruction term
+      column: λ
+      source: InforMin-CL, Table 5              # where the paper's numbers come from
+      paper_column: BERT-base, Avg. of seven STS test sets
+      rows:
+        - {label: "0.04", trial: weight/lambda-0.04, paper: 76.09}
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_BLOCK = re.compile(
+    r"(?P<head><!-- table:(?P<name>[^\s>]+) -->\n)(?P<body>.*?)(?P<tail><!-- end table -->)", re.DOTALL
+)
+_HEAD = re.compile(r"<!-- table:")
+
+
+class TableError(ValueError):
+    """A marker or a results file from which no table can be made."""
+
+
+def main_table(summary: Mapping[str, Any]) -> str:
+    """One row an experiment: every test set, Avg, dev, and p against the baseline where it was computed."""
+    rows = {name: row for name, row in summary["experiments"].items() if row.get("test")}
+    if not rows:
+        raise TableError(f"plan {summary['plan']}: no experiment has test scores yet")
+    tasks = list(dict.fromkeys(task for row in rows.values() for task in row["test"] if task != "Avg"))
+    counts = {len(row["finished_seeds"]) for row in rows.values()}
+    with_p = any(row.get("p_value") is not None for row in rows.values())
+    head = ["", *tasks, "Avg", "STS-B dev", *(["p"] if with_p else []), *(["seeds"] if len(counts) > 1 else [])]
+    body = []
+    for row in rows.values():
+        cells = [row["title"], *(_spread(row["test"].get(task)) for task in [*tasks, "Avg"]), _spread(row.get("dev"))]
+        cells += [_p_value(row.get("p_value"))] if with_p else []
+        cells += [str(len(row["finished_seeds"]))] if len(counts) > 1 else []
+        body.append(cells)
+    return "\n".join([_main_caption(summary, rows.values(), counts, with_p), "", *_markdown(head, body)])
+
+
+def ablation_table(summary: Mapping[str, Any], name: str) -> str:
+    """Our dev score beside the paper's number, row by row."""
+    spec = summary["tables"].get(name)
+    if spec is None:
+        raise TableError(f"plan {summary['plan']} has the tables {sorted(summary['tables'])}, got {name!r}")
+    used = {row["trial"].partition("/")[0]: None for row in spec["rows"]}
+    body = []
+    for row in spec["rows"]:
+        experiment, _, trial = row["trial"].partition("/")
+        measured = summary["experiments"][experiment]
+        dev = (measured.get("trials") or measured.get("grid") or {}).get(trial)
+        body.append([str(row["label"]), _number(dev), _number(row.get("paper"))])
+    experiments = [summary["experiments"][experiment] for experiment in used]
+    seeds = sorted({experiment["seeds"][0] for experiment in experiments})
+    caption = (
+        f"{spec['title']}. Ours: STS-B dev, Spearman × 100, {_origin(experiments)}; one seed "
+        f"({', '.join(map(str, seeds))}), so small differences say nothing. Paper: {spec['source']}; "
+        f"{spec['paper_column']}. The two columns are different models, corpora and test sets: compare their order."
+    )
+    head = [spec["column"], "ours, STS-B dev", f"paper, {spec['paper_column']}"]
+    return "\n".join([caption, "", *_markdown(head, body)])
+
+
+def render(name: str, results_dir: Path) -> str:
+    """The table of a marker."""
+    plan, _, table = name.partition("/")
+    path = results_dir / plan / "summary.json"
+    if not path.is_file():
+        raise TableError(f"table:{name} needs {path}, which does not exist (run examples/run_seeds.py first)")
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    return ablation_table(summary, table) if table else main_table(summary)
+
+
+def update(text: str, results_dir: Path) -> str:
+    """``text`` with every marked table written anew. What is outside the markers stays as it is."""
+    blocks = [match["body"] for match in _BLOCK.finditer(text)]
+    if len(_HEAD.findall(text)) != len(blocks) or any(_HEAD.search(body) for body in blocks):
+        raise TableError("every <!-- table:NAME --> line needs an <!-- end table --> before the next one")
+
+    def renew(match: re.Match[str]) -> str:
+        return f"{match['head']}\n{render(match['name'], results_dir)}\n\n{match['tail']}"
+
+    return _BLOCK.sub(renew, text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0 when all is well, 1 for stale tables (``--check``), 2 for errors."""
+    parser = argparse.ArgumentParser(prog="python -m csekit.evaluation.tables", description="Renew generated tables.")
+    parser.add_argument("files", nargs="+", type=Path, help="Markdown files with markers")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of run_seeds.py's records")
+    parser.add_argument("--check", action="store_true", help="change nothing, fail where a table is stale")
+    args = parser.parse_args(argv)
+    stale = []
+    try:
+        for path in args.files:
+            old = path.read_text(encoding="utf-8")
+            new = update(old, args.results)
+            if new != old:
+                stale.append(path)
+                if not args.check:
+                    path.write_text(new, encoding="utf-8")
+    except (TableError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for path in stale:
+        print(f"{path}: {'stale' if args.check else 'renewed'}")
+    return 1 if stale and args.check else 0
+
+
+def _main_caption(summary: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], counts: set[int], p: bool) -> str:
+    rows = list(rows)
+    seeds = sorted({seed for row in rows if row["kind"] != "command" for seed in row["finished_seeds"]})
+    words = [f"Spearman × 100, {_origin(rows)}"]
+    if max(counts) > 1:
+        words.append(f"mean ± standard deviation over the seeds {', '.join(map(str, seeds))}")
+    elif seeds:
+        words.append(f"one seed ({', '.join(map(str, seeds))})")
+    words.append("each configuration chosen on STS-B dev, the test sets scored once")
+    if p:
+        base = summary["experiments"][summary["baseline"]]["title"]
+        words.append(f"p: against {base}")
+    return "; ".join(words) + "."
+
+
+def _origin(experiments: Iterable[Mapping[str, Any]]) -> str:
+    """Backbone and corpus, as the results files name them."""
+    experiments = list(experiments)
+    backbones = sorted({name for row in experiments for name in row.get("backbone", [])})
+    corpora = {(corpus["name"], corpus["rows"]): None for row in experiments for corpus in row.get("corpus", [])}
+    names = " and ".join(f"{name} ({rows:,} sentences)" if rows else name for name, rows in corpora)
+    return f"backbone {' and '.join(backbones) or 'unknown'}, stand-in Wikipedia corpus {names or 'unknown'}"
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in [head, *body]]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]]
+
+
+def _spread(value: Mapping[str, Any] | None) -> str:
+    if not value:
+        return "–"
+    return _number(value["mean"]) + (f" ± {value['std']:.2f}" if value.get("std") is not None else "")
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _p_value(value: float | None) -> str:
+    return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Presets and plans in examples/configs: they parse, and every key is known."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from csekit.evaluation.plans import Clock, Plan
+
+CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
+PRESETS = sorted(CONFIGS.glob("*.yaml"))
+PLANS = sorted((CONFIGS / "plans").glob("*.yaml"))
+
+KNOWN = {
+    "method": str,
+    "model_name_or_path": str,
+    "learning_rate": float,
+    "per_device_train_batch_size": int,
+    "num_train_epochs": int,
+    "max_steps": int,
+    "eval_steps": int,
+    "max_seq_length": int,
+    "bf16": bool,
+    "train_file": str,
+    "data_dir": str,
+    "pooling": str,
+    "projector": str,
+    "temperature": float,
+    "dropout": float,
+    "reconstruction": str,
+    "reconstruction_weight": float,
+    "mlm_weight": float,
+    "mlm_probability": float,
+}
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_names_its_table_and_has_known_keys(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    preset = yaml.safe_load(text)
+    assert next(iter(preset)) == "method"
+    backbone = preset["model_name_or_path"].removesuffix("-uncased")
+    assert path.stem.startswith(preset["method"]) and path.stem.endswith(backbone)
+    assert "Table" in text[: text.index("method:")]
+    for key, value in preset.items():
+        assert type(value) is KNOWN[key], f"{key}: {value!r}"  # 3e-5 without a dot is a string in YAML
+
+
+def test_every_published_setting_has_a_preset() -> None:
+    presets = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in PRESETS}
+    published = {  # learning rate, batch, λ: SimCSE's Appendix A, InforMin-CL's Table 3
+        "simcse-bert-base": (3e-5, 64, None),
+        "simcse-bert-large": (1e-5, 64, None),
+        "simcse-roberta-base": (1e-5, 512, None),
+        "simcse-roberta-large": (3e-5, 512, None),
+        "informin-bert-base": (3e-5, 128, 0.4),
+        "informin-roberta-base": (1e-5, 128, 4.0),
+        "informin-roberta-large": (3e-5, 128, 4.0),
+    }
+    for name, wanted in published.items():
+        got = presets[name]
+        assert (got["learning_rate"], got["per_device_train_batch_size"], got.get("reconstruction_weight")) == wanted
+    for name, preset in presets.items():
+        assert ("mlm" in name) == ("mlm_weight" in preset)
+        assert ("mse" in name) == (preset.get("reconstruction") == "mse")
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_a_plan_is_complete_and_within_its_minutes(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "run_unsup.py").touch()
+    (tmp_path / "wiki.txt").write_text("a sentence\n" * 100_000)
+    plan = Plan.read(path, {"BACKBONE": "mini", "WIKI": str(tmp_path / "wiki.txt"), "CSEKIT_DATA": "data"})
+    clock = Clock(plan)
+    seconds = [clock.seconds(trial) for trial in plan.trials()]
+    assert plan.max_minutes is not None and all(seconds)
+    assert sum(value or 0 for value in seconds) / 60 < plan.max_minutes
+    allowed = KNOWN.keys() | {"seed", "do_predict"}
+    assert {name for trial in plan.trials() for name in trial.arguments} <= allowed
+
+
+def test_both_plans_fit_into_three_hours() -> None:
+    assert sum(yaml.safe_load(path.read_text(encoding="utf-8"))["max_minutes"] for path in PLANS) <= 180
+
+
+def test_equal_terms_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "run_unsup.py").touch()
+    environment = {"BACKBONE": "mini", "WIKI": "wiki.txt", "CSEKIT_DATA": "data"}
+    plan = Plan.read(CONFIGS / "plans" / "equal-terms.yaml", environment)
+    own = {"method", "projector", "reconstruction", "reconstruction_weight"}
+    shared = [
+        [{key: value for key, value in trial.arguments.items() if key not in own} for trial in trials]
+        for experiment in plan.experiments.values()
+        if experiment.kind == "selected" and (trials := experiment.first_trials() + experiment.final_trials({}))
+    ]
+    assert len(shared) == 3 and shared[0] == shared[1] == shared[2] and len(shared[0]) == 9

@@ -1,0 +1,392 @@
+"""run_seeds.py with a stand-in for the training script: what it runs, chooses, keeps and refuses."""
+
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from csekit.evaluation.plans import Clock, Plan, PlanError, parse_options
+from csekit.evaluation.trials import Records, spread, summarise
+
+ROOT = Path(__file__).parents[2]
+RUN_SEEDS = ROOT / "examples" / "run_seeds.py"
+TASKS = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
+
+# Dev falls, test rises with the learning rate: a choice on test scores would differ. Steps are saved one by one.
+FAKE = """
+import json, os, pathlib, signal, sys, time
+words = dict(zip([w[2:] for w in sys.argv[1::2]], sys.argv[2::2]))
+out = pathlib.Path(words["output_dir"])
+(out / "training").mkdir(parents=True, exist_ok=True)
+log = open(pathlib.Path(words["calls"]), "a")
+def note(what):
+    log.write(out.parent.name + "/" + out.name + " " + what + "\\n"); log.flush()
+step_file = out / "training" / "step"
+first = int(step_file.read_text()) if words.get("resume_from_checkpoint") and step_file.exists() else 0
+note("start")
+(out / "pid").write_text(str(os.getpid()))
+def stop(*_):
+    note("terminated"); sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+rate, seed = float(words["learning_rate"]), int(words["seed"])
+if float(words.get("fail_at", -1)) == rate and not os.environ.get("FAKE_HEALED"):
+    print("step 3: loss is nan"); sys.exit(3)
+for step in range(first, int(words["max_steps"])):
+    time.sleep(float(words.get("sleep", 0)))
+    note(f"step {step}")
+    step_file.write_text(str(step + 1))
+dev = float("nan") if float(words.get("nan_at", -1)) == rate else 80 - 1e4 * rate + 0.01 * (seed - 42)
+scored = words["do_predict"] == "True" or words.get("leak")
+tasks = {t: {"all": 50 + 1e4 * rate + i + (seed - 42) ** 2, "mean": 0, "wmean": 0} for i, t in enumerate(TASKS)}
+test = {"tasks": tasks, "avg": sum(t["all"] for t in tasks.values()) / 7} if scored else None
+(out / "results.similarities.npz").write_bytes(b"npz")
+result = {"schema": 1, "name": out.name, "method": "simcse", "backbone": words["backbone"],
+          "corpus": {"name": "wiki_tiny", "checksum": "0", "rows": 1000}, "config": {}, "arguments": dict(words),
+          "seed": seed, "dev": {"metric": "stsb_spearman", "best": dev, "step": 1, "history": []}, "test": test,
+          "similarities": "results.similarities.npz" if scored else None, "environment": {},
+          "seconds": {"train": 2.0 * int(words["max_steps"]), "total": 2.0 * int(words["max_steps"]) + 5}}
+(out / "results.json").write_text(json.dumps(result))
+note("end")
+""".replace("TASKS", repr(TASKS))
+
+
+def load_run_seeds() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("run_seeds", RUN_SEEDS)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Bench:
+    """A folder with the stand-in script and a plan."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.calls_file = folder, folder / "calls.txt"
+        (folder / "fake.py").write_text(FAKE)
+        self.plan: dict[str, Any] = {
+            "name": "small",
+            "script": str(folder / "fake.py"),
+            "baseline": "one",
+            "seeds": [42, 43, 44],
+            "grid": {"learning_rate": [1e-4, 1e-5, 3e-5]},
+            "grid_steps": 2,
+            "arguments": {"backbone": str(folder / "mini"), "calls": str(self.calls_file), "max_steps": 3},
+            "experiments": {"one": {"title": "One"}, "two": {"arguments": {"dropout": 0.2}}},
+        }
+
+    def command(self, *more: str) -> list[str]:
+        path = self.folder / "plan.yaml"
+        path.write_text(yaml.safe_dump(self.plan))
+        return [str(path), "--output_dir", str(self.folder / "runs"), "--results_dir", str(self.results), *more]
+
+    def run(self, *more: str) -> int:
+        handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        try:
+            return int(load_run_seeds().main(self.command(*more)))
+        finally:
+            for name, handler in handlers.items():
+                signal.signal(name, handler)
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen([sys.executable, str(RUN_SEEDS), *self.command()], stdout=subprocess.PIPE)
+
+    def wait_for(self, line: str) -> None:
+        limit = time.monotonic() + 30
+        while line not in self.calls():
+            assert time.monotonic() < limit, self.calls()
+            time.sleep(0.01)
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+    def calls(self) -> list[str]:
+        return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+
+    def starts(self) -> Counter[str]:
+        return Counter(line.split()[0] for line in self.calls() if line.endswith("start"))
+
+    def summary(self) -> dict[str, Any]:
+        return dict(json.loads((self.results / "small" / "summary.json").read_text()))
+
+    def record(self, label: str) -> dict[str, Any]:
+        return dict(json.loads((self.results / "small" / f"{label}.json").read_text()))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_the_choice_is_made_on_dev_and_a_test_score_in_a_grid_trial_is_ignored(bench: Bench) -> None:
+    bench.plan["arguments"]["leak"] = "yes"
+    assert bench.run() == 0
+    summary = bench.summary()["experiments"]["one"]
+    leaked = [bench.record(f"one/learning_rate={rate}")["test"]["avg"] for rate in ("0.0001", "1e-05", "3e-05")]
+    assert leaked[0] == max(leaked)
+    assert summary["selected"]["values"] == {"learning_rate": "1e-05"}
+    assert bench.record("one/seed=43")["arguments"]["learning_rate"] == "1e-05"
+
+
+def test_grid_trials_are_short_dev_only_first_seed_and_finals_are_not(bench: Bench) -> None:
+    bench.run()
+    grid, final = (bench.record(f"two/{name}")["arguments"] for name in ("learning_rate=3e-05", "seed=44"))
+    assert (grid["do_predict"], grid["max_steps"], grid["seed"], grid["dropout"]) == ("False", "2", "42", "0.2")
+    assert (final["do_predict"], final["max_steps"], final["seed"], final["dropout"]) == ("True", "3", "44", "0.2")
+    assert not (bench.folder / "runs/two/learning_rate=3e-05/training").exists()
+    assert (bench.folder / "runs/two/seed=44/training").exists()
+    assert (bench.results / "small/two/seed=44.similarities.npz").read_bytes() == b"npz"
+    assert bench.record("two/seed=44")["similarities"] == "seed=44.similarities.npz"
+
+
+def test_every_trial_runs_once_and_a_second_call_runs_nothing(bench: Bench) -> None:
+    assert bench.run() == 0
+    assert len(bench.starts()) == 12 and set(bench.starts().values()) == {1}
+    before = bench.summary()
+    assert bench.run() == 0
+    assert set(bench.starts().values()) == {1} and bench.summary() == before
+
+
+def test_mean_and_deviation_equal_numpy(bench: Bench) -> None:
+    bench.run()
+    one = bench.summary()["experiments"]["one"]
+    records = [bench.record(f"one/seed={seed}") for seed in (42, 43, 44)]
+    for task in TASKS:
+        values = np.array([record["test"]["tasks"][task]["all"] for record in records])
+        np.testing.assert_allclose(
+            [one["test"][task][key] for key in ("mean", "std")], [values.mean(), values.std(ddof=1)]
+        )
+    values = np.array([record["test"]["avg"] for record in records])
+    np.testing.assert_allclose(
+        [one["test"]["Avg"][key] for key in ("mean", "std")], [values.mean(), values.std(ddof=1)]
+    )
+    values = np.array([record["dev"]["best"] for record in records])
+    np.testing.assert_allclose([one["dev"][key] for key in ("mean", "std")], [values.mean(), values.std(ddof=1)])
+    assert spread([3.0]) == {"mean": 3.0, "std": None, "n": 1}
+
+
+def test_records_carry_no_path_of_the_machine(bench: Bench) -> None:
+    bench.run()
+    for path in bench.results.rglob("*.json"):
+        assert str(bench.folder) not in path.read_text(), path
+    assert bench.record("one/seed=42")["backbone"] == "mini"
+
+
+@pytest.mark.parametrize("orphan", [False, True])
+def test_killed_half_way_it_goes_on_where_it_was(bench: Bench, orphan: bool) -> None:
+    bench.plan["arguments"] |= {"sleep": 0.05, "max_steps": 6}
+    bench.plan["experiments"].pop("two")
+    process = bench.start()
+    bench.wait_for("one/seed=42 step 2")
+    process.kill()
+    process.communicate()
+    if orphan:  # the trial that was left behind still runs, and holds the folder until it ends
+        assert bench.run() == 2
+    else:
+        os.kill(int((bench.folder / "runs/one/seed=42/pid").read_text()), signal.SIGKILL)
+    limit = time.monotonic() + 30
+    while (code := bench.run()) == 2 and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert code == 0
+    expected = {"one/seed=42": 1 if orphan else 2}
+    names = [f"one/learning_rate={rate}" for rate in ("0.0001", "1e-05", "3e-05")]
+    names += [f"one/seed={seed}" for seed in (42, 43, 44)]
+    assert bench.starts() == {name: expected.get(name, 1) for name in names}
+    steps = Counter(line for line in bench.calls() if line.startswith("one/seed=42 step"))
+    assert set(steps) == {f"one/seed=42 step {step}" for step in range(6)} and sum(steps.values()) <= 7
+    assert bench.summary()["experiments"]["one"]["finished_seeds"] == [42, 43, 44]
+
+
+def test_sigterm_reaches_the_trial_and_stops(bench: Bench) -> None:
+    bench.plan["arguments"] |= {"sleep": 0.05, "max_steps": 6}
+    process = bench.start()
+    bench.wait_for("one/learning_rate=0.0001 step 0")
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert bench.calls()[-1] == "one/learning_rate=0.0001 terminated"
+    state = json.loads((bench.folder / "runs/one/learning_rate=0.0001/trial.json").read_text())
+    assert (state["status"], state["returncode"], state["starts"]) == ("interrupted", 143, 1)
+    assert bench.run() == 0
+    assert "one/learning_rate=0.0001 step 0" not in bench.calls()[4:]
+
+
+def test_a_failing_trial_is_recorded_and_the_others_go_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.plan["experiments"]["two"]["arguments"]["fail_at"] = 1e-4
+    assert bench.run() == 1
+    two = bench.summary()["experiments"]["two"]
+    failed = two["failed"]["learning_rate=0.0001"]
+    assert (failed["returncode"], failed["tail"]) == (3, ["step 3: loss is nan"])
+    assert "step 3: loss is nan" in capsys.readouterr().out
+    assert two["grid"]["learning_rate=0.0001"] is None and two["finished_seeds"] == [42, 43, 44]
+    monkeypatch.setenv("FAKE_HEALED", "1")
+    assert bench.run() == 0
+    assert bench.summary()["experiments"]["two"]["failed"] == {}
+    assert bench.starts()["two/learning_rate=0.0001"] == 2
+
+
+def test_a_late_winner_of_the_grid_does_not_replace_final_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.plan["arguments"]["fail_at"] = 1e-5  # the best point fails once, and has its score only afterwards
+    assert bench.run() == 1
+    record = bench.record("one/seed=42")
+    monkeypatch.setenv("FAKE_HEALED", "1")
+    assert bench.run() == 1
+    one = bench.summary()["experiments"]["one"]
+    assert one["selected"]["trial"] == "learning_rate=1e-05" and "test" not in one
+    assert one["failed"]["seed=42"]["status"] == "refused" and bench.record("one/seed=42") == record
+
+
+def test_a_score_that_is_not_finite_is_never_chosen(bench: Bench) -> None:
+    bench.plan["arguments"]["nan_at"] = 1e-5
+    bench.run()
+    assert bench.summary()["experiments"]["one"]["selected"]["trial"] == "learning_rate=3e-05"
+    assert math.isnan(bench.record("one/learning_rate=1e-05")["dev"]["best"])
+
+
+def test_changed_arguments_are_refused_before_anything_runs(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.run()
+    record, calls = bench.record("two/learning_rate=1e-05"), bench.calls()
+    bench.plan["experiments"]["two"]["arguments"]["dropout"] = 0.3
+    assert bench.run() == 2
+    error = capsys.readouterr().err
+    assert "dropout: '0.2' there, '0.3' now" in error and "Nothing was overwritten" in error
+    assert bench.record("two/learning_rate=1e-05") == record and bench.calls() == calls
+
+
+def test_the_records_alone_tell_that_a_trial_is_finished(bench: Bench) -> None:
+    bench.run()
+    (bench.folder / "runs").rename(bench.folder / "elsewhere")
+    calls = bench.calls()
+    assert bench.run() == 0 and bench.calls() == calls
+
+
+def test_a_foreign_folder_is_left_alone(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    (bench.folder / "runs/one/learning_rate=1e-05").mkdir(parents=True)
+    (bench.folder / "runs/one/learning_rate=1e-05/model.bin").write_text("mine")
+    assert bench.run() == 2 and not bench.calls()
+    assert "no trial.json" in capsys.readouterr().err
+
+
+def test_a_changed_config_file_counts_as_changed_arguments(bench: Bench) -> None:
+    config = bench.folder / "preset.yaml"
+    config.write_text("method: simcse\n")
+    bench.plan["arguments"]["config"] = str(config)
+    assert bench.run() == 0
+    config.write_text("method: informin\n")
+    assert bench.run() == 2
+
+
+def test_listed_trials_and_commands(bench: Bench) -> None:
+    code = (
+        "import json, sys; json.dump({'backbone': 'mini', 'test': {'tasks': {}, 'avg': 40.0}}, open(sys.argv[1], 'w'))"
+    )
+    bench.plan["arguments"]["learning_rate"] = 1e-5
+    bench.plan["experiments"] = {
+        "one": {"trials": {"reference": {}, "weight-4": {"weight": 4}}},
+        "untrained": {"command": ["-c", code, "{output_dir}/results.json"]},
+    }
+    assert bench.run() == 0
+    experiments = bench.summary()["experiments"]
+    assert experiments["one"]["trials"] == {"reference": 79.9, "weight-4": 79.9}
+    assert experiments["untrained"]["test"] == {"Avg": {"mean": 40.0, "std": None, "n": 1}}
+    assert bench.record("one/weight-4")["arguments"]["do_predict"] == "False"
+
+
+def test_dry_run_prints_the_matrix_and_starts_nothing(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.plan |= {"seconds_per_step": 30, "seconds_per_trial": 60}
+    assert bench.run("--dry_run") == 0
+    # a grid trial: 2 steps of 30 s and a minute; a final: 3 steps of 30 s and a minute
+    assert f"12 trials, 0 finished, {6 * 2 + 6 * 2.5:.0f} minutes to go" in capsys.readouterr().out
+    assert not bench.calls() and not (bench.folder / "runs").exists()
+
+
+def test_a_plan_over_its_minutes_is_refused(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.plan |= {"seconds_per_step": 30, "max_minutes": 5}
+    assert bench.run() == 2 and not bench.calls()
+    assert "exceed max_minutes 5" in capsys.readouterr().err
+    assert bench.run("--max_minutes", "60") == 0
+
+
+def test_estimates_follow_what_was_measured(bench: Bench) -> None:
+    bench.plan["seconds_per_step"] = 30
+    bench.plan["experiments"]["two"]["arguments"]["per_device_train_batch_size"] = 128
+    plan = Plan.from_dict(bench.plan)
+    clock, (one, *_), final = Clock(plan), plan.trials(), plan.trials()[3]
+    two = plan.experiments["two"].first_trials()[0]
+    assert clock.seconds(one) == 60 and clock.seconds(two) == 60
+    clock.add(one, {"train": 4.0, "total": 9.0})  # 15 times faster than the plan said; 5 s besides, for grid trials
+    assert clock.seconds(one) == pytest.approx(9) and clock.seconds(final) == pytest.approx(6)
+    assert clock.seconds(two) == pytest.approx(5 + 4)
+
+
+def test_steps_come_from_the_lines_of_the_training_file(bench: Bench) -> None:
+    text = bench.folder / "text.txt"
+    text.write_text("a sentence\n" * 129 + "\n")
+    bench.plan["arguments"] |= {"max_steps": None, "train_file": str(text), "num_train_epochs": 2}
+    bench.plan["grid_steps"] = None
+    assert Plan.from_dict(bench.plan).trials()[0].steps == math.ceil(129 / 64 * 2)
+
+
+def test_direct_form(bench: Bench) -> None:
+    argv = ["--script", str(bench.folder / "fake.py"), "--output_dir", str(bench.folder / "direct"), "--results_dir"]
+    argv += [str(bench.results), "--name", "small", "--seeds", "42", "43", "--grid", "learning_rate=3e-5,1e-5"]
+    argv += ["--grid_steps", "1", "--", "--backbone", "mini", "--calls", str(bench.calls_file), "--max_steps=2"]
+    subprocess.run([sys.executable, str(RUN_SEEDS), *argv], check=True, capture_output=True)
+    assert bench.summary()["experiments"]["small"]["selected"]["values"] == {"learning_rate": "1e-05"}
+    assert bench.record("small/seed=43")["arguments"]["max_steps"] == "2"
+
+
+def test_the_p_value_of_a_compare_function_enters_the_summary(bench: Bench) -> None:
+    bench.run()
+    records = Records(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
+    seen: list[tuple[list[str], list[str]]] = []
+
+    def compare(base: Any, other: Any) -> float:
+        seen.append(([path.parent.name for path in base], [path.stem for path in other]))
+        return 0.25
+
+    summary = summarise(records, compare)
+    assert seen == [(["one"] * 3, ["seed=42", "seed=43", "seed=44"])]
+    assert summary["experiments"]["two"]["p_value"] == 0.25 and "p_value" not in summary["experiments"]["one"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": [42]}, "unknown 'seed'"),
+        ({"arguments": {"backbone": "${CSEKIT_NO_SUCH}"}}, "environment variable CSEKIT_NO_SUCH"),
+        ({"script": "no/such.py"}, "script must be a file"),
+        ({"baseline": "three"}, "baseline must be one of"),
+        ({"grid": {"learning_rate": 1e-4}}, "must be a list"),
+        ({"experiments": {"../up": {}}}, "becomes a folder"),
+        ({"experiments": {"one": {"grid": {"a": [1]}, "trials": {"b": {}}}}}, "one of grid, trials and command"),
+        ({"tables": {"t": {"rows": [{"trial": "one/no"}]}}}, "is no trial of this plan"),
+    ],
+)
+def test_a_wrong_plan_says_what_is_wrong(bench: Bench, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Plan.from_dict(bench.plan | change)
+
+
+def test_equal_numbers_are_equal_arguments(bench: Bench) -> None:
+    names = []
+    for value in (1e-4, "1e-4", "0.0001", "1.0e-4"):
+        bench.plan["grid"] = {"learning_rate": [value]}
+        names.append(Plan.from_dict(bench.plan).trials()[0])
+    assert names.count(names[0]) == 4
+    assert parse_options(["--a", "1", "2", "--b=x", "--c"]) == {"a": ["1", "2"], "b": "x", "c": True}
