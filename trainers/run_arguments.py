@@ -41,17 +41,30 @@ class RunArguments:
     dev_file: str | None = field(
         default=None, metadata={"help": "Scored pairs for selection (.tsv or .csv), instead of STS-B dev."}
     )
+    test_file: str | None = field(
+        default=None, metadata={"help": "Scored pairs, scored before and after training, instead of the STS test sets."}
+    )
     dev_columns: list[str] | None = field(
-        default=None, metadata={"help": "Names or numbers of its columns: sentence1 sentence2 score."}
+        default=None, metadata={"help": "Names or numbers of the columns of both: sentence1 sentence2 score."}
     )
     data_dir: str | None = field(
         default=None,
         metadata={"help": "Folder with SentEval's layout: STS-B dev for selection, the seven STS test sets."},
     )
     text_form: str = field(default="tokenized", metadata={"help": "STS texts: tokenized (as the papers) or raw."})
-    dropout: float | None = field(
-        default=None, metadata={"help": "All dropout rates of the encoder; default: its own."}
-    )
+    dropout: float | None = field(default=None, metadata={"help": "All dropout rates of the encoder."})
+
+    @property
+    def is_empty(self) -> bool:
+        """Neither encoder nor corpus is named."""
+        return not (self.model_name_or_path or self.train_file or self.dataset_name)
+
+    def check(self) -> None:
+        """Raise ValueError for what is missing or contradicts itself."""
+        if self.model_name_or_path is None:
+            raise ValueError("--model_name_or_path is missing: name an encoder, e.g. bert-base-uncased or a folder")
+        if (self.train_file is None) == (self.dataset_name is None):
+            raise ValueError("give either --train_file or --dataset_name, got both or neither")
 
 
 def _plain_type(annotation: Any) -> type:
