@@ -1,0 +1,117 @@
+"""From rows of texts to a batch: tokenised once, with the masked copies that objectives ask for.
+
+Shape suffixes: B sentences, C columns, V views, L tokens, M masked positions.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from csekit.modeling.objectives import MaskingSpec
+from csekit.modeling.tokenization import pad, tokenize
+from csekit.trainers.masking import MaskingVocabulary, check_spec, masked_copy
+
+
+class CSECollator:
+    """Makes batches of the items of a corpus.
+
+    Arguments:
+        tokenizer: with a padding token; padding goes to the right whatever its own side is.
+        max_seq_length: tokens, special tokens and template included. A longer sentence loses its end.
+        batch_specs: masked copies to add, by objective name.
+        seed: of the masking. With the items' ``epoch`` and ``index`` it fixes every masked token.
+        prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``; never truncated, never masked.
+        pad_to_multiple_of: round the length L up.
+
+    Raises:
+        ValueError: the tokenizer lacks a padding or a wanted mask token, ``max_seq_length`` is over its limit or
+            leaves no room for a sentence, a spec or the template makes no sense.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int = 32,
+        batch_specs: Mapping[str, MaskingSpec] | None = None,
+        seed: int = 42,
+        prompt_template: str | None = None,
+        pad_to_multiple_of: int | None = None,
+    ) -> None:
+        if tokenizer.pad_token_id is None:
+            raise ValueError("the tokenizer has no padding token: set tokenizer.pad_token first")
+        if max_seq_length > tokenizer.model_max_length:
+            raise ValueError(
+                f"max_seq_length must be at most {tokenizer.model_max_length}, the tokenizer's model_max_length, "
+                f"got {max_seq_length}"
+            )
+        if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
+            raise ValueError(f"pad_to_multiple_of must be at least 1, got {pad_to_multiple_of}")
+        tokenize(tokenizer, ["a"], max_seq_length, prompt_template)  # refuses lengths and templates that cannot be
+        self.tokenizer, self.max_seq_length, self.prompt_template = tokenizer, max_seq_length, prompt_template
+        self.batch_specs = dict(batch_specs or {})
+        self.seed, self.pad_to_multiple_of = seed, pad_to_multiple_of
+        self.vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
+        for name, spec in self.batch_specs.items():
+            check_spec(f"batch_specs[{name!r}]", spec, self.vocabulary)
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """A batch of B rows ``{"texts": [s0, …], "index": int, "epoch": int}``, all with C texts.
+
+        Returns:
+            - ``input_ids``, ``attention_mask`` (B, C, L) int64. C = 1: the model encodes the sentence twice; 2: a
+              pair; 3: a triplet.
+            - ``index`` (B,) int64 sample indices; ``return_loss`` True.
+            - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
+              ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
+              independent of each other; with C > 1 view v is column v. V = min(views, 2 or C).
+
+        Raises:
+            ValueError: rows with different numbers of texts.
+        """
+        B, C = len(rows), len(rows[0]["texts"])
+        if any(len(row["texts"]) != C for row in rows):
+            raise ValueError(
+                f"all rows of a batch must hold {C} texts, got {sorted({len(row['texts']) for row in rows})}"
+            )
+        columns = [row["texts"][c] for c in range(C) for row in rows]
+        tokens = tokenize(self.tokenizer, columns, self.max_seq_length, self.prompt_template)
+        padded = pad(self.tokenizer, tokens.input_ids, self.pad_to_multiple_of)
+        index_B = np.fromiter((row["index"] for row in rows), dtype=np.int64, count=B)
+        batch: dict[str, Any] = {
+            "input_ids": padded["input_ids"].view(C, B, -1).transpose(0, 1).contiguous(),
+            "attention_mask": padded["attention_mask"].view(C, B, -1).transpose(0, 1).contiguous(),
+            "index": torch.from_numpy(index_B),
+            "return_loss": True,
+        }
+        if self.batch_specs:
+            ids = padded["input_ids"].numpy()  # (C·B, L)
+            places = np.arange(ids.shape[1])
+            maskable = (places >= np.array(tokens.first)[:, None]) & (places < np.array(tokens.last)[:, None])
+            if C == 1:
+                ids, maskable = np.concatenate([ids, ids]), np.concatenate([maskable, maskable])
+            for name, spec in self.batch_specs.items():
+                batch |= self._copies(name, spec, ids, maskable, index_B, int(rows[0]["epoch"]))
+        return batch
+
+    def _copies(
+        self, name: str, spec: MaskingSpec, ids: np.ndarray, maskable: np.ndarray, index_B: np.ndarray, epoch: int
+    ) -> dict[str, torch.Tensor]:
+        """The masked copies of one objective; ``ids`` and ``maskable`` are (all views · B, L), view-major."""
+        B = len(index_B)
+        V = min(spec.views, len(ids) // B)
+        copies, positions, labels = masked_copy(
+            ids[: V * B],
+            maskable[: V * B],
+            spec,
+            self.vocabulary,
+            seed=self.seed,
+            epoch=epoch,
+            index=np.tile(index_B, V),
+            view=np.repeat(np.arange(V), B),
+            name=name,
+        )
+        named = {"input_ids": copies, "positions": positions, "labels": labels}
+        return {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}

@@ -1,0 +1,77 @@
+"""Rows of checked texts as torch datasets, map-style and streaming."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import datasets
+import torch
+
+from csekit.trainers.corpus_files import Scan
+from csekit.trainers.corpus_sources import Source
+
+
+class EpochMixin:
+    """An epoch number in shared memory: DataLoader workers see a change, persistent ones too."""
+
+    def __init__(self) -> None:
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Call it before the epoch's iterator is made: workers fetch ahead."""
+        self._epoch[0] = epoch
+
+
+class SentenceDataset(EpochMixin, torch.utils.data.Dataset):
+    """Rows of texts, memory-mapped. An item is ``{"texts": [s0, …], "index": int, "epoch": int}``."""
+
+    def __init__(self, rows: datasets.Dataset, columns: Sequence[str]) -> None:
+        super().__init__()
+        self.rows, self.columns = rows, tuple(columns)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        size = len(self)
+        if not -size <= index < size:
+            raise IndexError(f"index {index} of a corpus of {size} rows")
+        return self.__getitems__([index % size])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """A batch at once, for the DataLoader."""
+        indices, epoch = [int(i) for i in indices], self.epoch
+        columns = self.rows[indices]
+        texts = zip(*(columns[column] for column in self.columns), strict=True)
+        return [{"texts": list(t), "index": i, "epoch": epoch} for t, i in zip(texts, indices, strict=True)]
+
+
+class StreamingSentenceDataset(EpochMixin, torch.utils.data.IterableDataset):
+    """Rows of texts in the order of their source, read as they are needed; nothing is shuffled.
+
+    Items are those of :class:`SentenceDataset`; ``index`` is the running number of the usable row, so it depends
+    neither on workers nor on processes. Every worker and every process reads the whole stream and leaves out the rows
+    of the others. With several workers the batches, too, are those of no workers if ``block_size`` is the number of
+    rows that one batch takes from the stream: the batch size of a device times the number of processes. Under several
+    processes the loader must not dispatch batches (``accelerator_config={"dispatch_batches": False}``). Resume: skip
+    the batches already seen, as the Trainer does.
+    """
+
+    def __init__(self, source: Source, max_samples: int | None = None, block_size: int = 1) -> None:
+        super().__init__()
+        self.source, self.max_samples, self.block_size = source, max_samples, block_size
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = torch.utils.data.get_worker_info()
+        number, count = (worker.id, worker.num_workers) if worker else (0, 1)
+        epoch, index = self.epoch, 0
+        for _, texts in self.source.checked(Scan(self.source.columns, hashing=False)):
+            for row in zip(*texts, strict=True):
+                if index == self.max_samples:
+                    return
+                if index // self.block_size % count == number:
+                    yield {"texts": list(row), "index": index, "epoch": epoch}
+                index += 1

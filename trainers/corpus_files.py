@@ -1,0 +1,350 @@
+"""Reading sentences out of files and tables in batches, with the line of each row at hand for messages.
+
+One parser per format, so that the line a message names is the line that was read.
+"""
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROWS = 10_000  # per batch
+BLOCK = 1 << 23  # bytes read at a time
+OVERLONG = 100_000  # characters
+
+ARCHIVE_ERRORS = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
+
+#: How one kind of file is named.
+KINDS = {
+    ".txt": "text",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+}
+
+
+class CorpusError(ValueError):
+    """Something in the training texts that has to be put right; the message names file and line."""
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows as they were read, not yet checked.
+
+    Arguments:
+        lines: of each row, its line in its file, or its row number in a table, from 1.
+        cells: per column, the values of these rows.
+    """
+
+    lines: Sequence[int]
+    cells: Sequence[Sequence[Any]]
+
+
+def file_kind(path: Path) -> str:
+    """The format, from the suffix: ``text``, ``csv``, ``tsv``, ``json`` or ``parquet``. ``.gz`` or ``.xz`` may follow.
+
+    Raises:
+        CorpusError: another suffix.
+    """
+    stem = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
+    kind = KINDS.get(stem.suffix.lower())
+    if kind is None or (kind == "parquet" and stem is not path):
+        allowed = ", ".join(KINDS)
+        raise CorpusError(f"{path}: the suffix must be one of {allowed} (text formats also .gz or .xz)")
+    return kind
+
+
+def open_bytes(path: Path) -> Any:
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    return opener(path, "rb")
+
+
+def sha256(paths: Iterable[Path]) -> str:
+    """Of the bytes of the files as they lie on disk, one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            while block := file.read(BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def undecodable(path: Path) -> CorpusError:
+    """The error for a file that is not UTF-8: finds line and byte."""
+    with open_bytes(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                wide = number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff")
+                hint = "it looks like UTF-16" if wide else "convert the file first, e.g. with iconv"
+                return CorpusError(
+                    f"{path}, line {number}: not UTF-8, byte {error.start + 1} of the line is "
+                    f"0x{line[error.start]:02X}; {hint}"
+                )
+    return CorpusError(f"{path}: not UTF-8")
+
+
+def read_batches(path: Path, columns: Sequence[str]) -> Iterator[RowBatch]:
+    """All rows of a text, csv, tsv or json file.
+
+    Raises:
+        CorpusError: not UTF-8, a broken row, a damaged archive.
+    """
+    kind = file_kind(path)
+    try:
+        if kind == "text":
+            yield from _text(path)
+        elif kind == "json":
+            yield from _json(path, columns)
+        else:
+            yield from _delimited(path, columns)
+    except UnicodeDecodeError:
+        raise undecodable(path) from None
+    except ARCHIVE_ERRORS as error:
+        raise _bad_archive(path, error) from None
+
+
+def _open_text(path: Path, newline: str | None) -> io.TextIOWrapper:
+    """``utf-8-sig`` drops a byte order mark where there is one."""
+    return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
+
+
+def _text(path: Path) -> Iterator[RowBatch]:
+    number = 1
+    with _open_text(path, newline=None) as file:  # CRLF and CR become LF
+        while block := file.read(BLOCK):
+            lines = (block + file.readline()).split("\n")
+            if not lines[-1]:
+                lines.pop()
+            yield RowBatch(range(number, number + len(lines)), [lines])
+            number += len(lines)
+
+
+def _delimited(path: Path, columns: Sequence[str]) -> Iterator[RowBatch]:
+    with _open_text(path, newline="") as file:
+        reader = _reader(file, path)
+        try:
+            header: list[str] = next(reader, [])
+            width, places = len(header), [header.index(column) for column in columns]
+            lines: list[int] = []
+            rows: list[list[str]] = []
+            last = reader.line_num
+            for row in reader:
+                line, last = last + 1, reader.line_num
+                if not row:
+                    row = [""] * width  # an empty line
+                elif len(row) != width:
+                    raise CorpusError(f"{path}, line {line}: {len(row)} fields, the header has {width}")
+                lines.append(line)
+                rows.append(row)
+                if len(rows) == ROWS:
+                    yield RowBatch(lines, [[row[i] for row in rows] for i in places])
+                    lines, rows = [], []
+            if rows:
+                yield RowBatch(lines, [[row[i] for row in rows] for i in places])
+        except csv.Error as error:
+            raise _bad_csv(path, reader, error) from None
+
+
+def _bad_csv(path: Path, reader: Any, error: csv.Error) -> CorpusError:
+    return CorpusError(f"{path}, line {reader.line_num}: {error} (an unbalanced quote?)")
+
+
+def _bad_archive(path: Path, error: Exception) -> CorpusError:
+    return CorpusError(f"{path}: damaged archive ({error})")
+
+
+def _reader(file: Iterable[str], path: Path) -> Any:
+    """Commas with the usual quoting; tabs without any, since a quotation mark in a tsv is one."""
+    if file_kind(path) == "tsv":
+        return csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+    return csv.reader(file)
+
+
+def _json(path: Path, columns: Sequence[str]) -> Iterator[RowBatch]:
+    lines: list[int] = []
+    rows: list[tuple[Any, ...]] = []
+    for line, row in json_objects(path):
+        try:
+            cells = tuple(row[column] for column in columns)
+        except KeyError as error:
+            raise CorpusError(f"{path}, line {line}: no field {error}, it has {', '.join(row)}") from None
+        lines.append(line)
+        rows.append(cells)
+        if len(rows) == ROWS:
+            yield RowBatch(lines, list(zip(*rows, strict=True)))
+            lines, rows = [], []
+    if rows:
+        yield RowBatch(lines, list(zip(*rows, strict=True)))
+
+
+def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line and object of JSON lines; of one JSON array (read as a whole) the place in it instead of the line."""
+    with _open_text(path, newline=None) as file:
+        start = file.read(1)
+        while start.isspace():
+            start = file.read(1)
+        file.seek(0)
+        try:
+            items: Iterable[tuple[int, Any]] = enumerate(json.load(file), 1) if start == "[" else _json_lines(file)
+            for line, row in items:
+                if not isinstance(row, dict):
+                    raise CorpusError(f"{path}, line {line}: an object is wanted, got {type(row).__name__}")
+                yield line, row
+        except json.JSONDecodeError as error:
+            raise CorpusError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+
+
+def _json_lines(file: Iterable[str]) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except json.JSONDecodeError as error:
+                raise json.JSONDecodeError(error.msg, "\n" * (number - 1), number - 1) from None
+
+
+def file_columns(path: Path, head: int = 1000) -> dict[str, bool]:
+    """The columns of a file, from its header or first rows, and whether each holds text (not only numbers)."""
+    kind = file_kind(path)
+    if kind == "text":
+        return {"text": True}
+    try:
+        if kind == "json":
+            found: dict[str, bool] = {}
+            for _, (_, row) in zip(range(head), json_objects(path), strict=False):
+                for name, value in row.items():
+                    found[name] = found.get(name, True) and isinstance(value, str)
+            return found
+        with _open_text(path, newline="") as file:
+            reader = _reader(file, path)
+            try:
+                header: list[str] = next(reader, [])
+                rows = [row for _, row in zip(range(head), reader, strict=False) if len(row) == len(header)]
+            except csv.Error as error:
+                raise _bad_csv(path, reader, error) from None
+    except UnicodeDecodeError:
+        raise undecodable(path) from None
+    except ARCHIVE_ERRORS as error:
+        raise _bad_archive(path, error) from None
+    return {name: not all_numbers([row[i] for row in rows]) for i, name in enumerate(header)}
+
+
+def all_numbers(cells: Sequence[str]) -> bool:
+    """Whether there is at least one non-blank cell and all of these are numbers."""
+    filled = [cell for cell in cells if cell.strip()]
+    return bool(filled) and all(_is_number(cell) for cell in filled)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass
+class Scan:
+    """Checks rows batch by batch: drops blank ones, refuses cells that are no text, counts duplicates and long texts.
+
+    Arguments:
+        columns: names, for messages.
+        numbers_are_text: False: a column of nothing but numbers is an error (formats that know no types).
+        hashing: keep a 64-bit hash of each used row, 8 bytes a row, for ``duplicates``.
+    """
+
+    columns: Sequence[str]
+    numbers_are_text: bool = True
+    hashing: bool = True
+    rows: int = 0
+    blank: int = 0
+    overlong: int = 0
+    first_overlong: str | None = None
+    used: int = 0
+    _hashes: list[np.ndarray] = field(default_factory=list)
+    _numeric: dict[int, tuple[int, str]] | None = None
+
+    def check(self, batch: RowBatch, where: str, unit: str = "line") -> tuple[list[int], list[list[str]]]:
+        """Which rows of the batch are used (their places in it), and their texts per column.
+
+        Raises:
+            CorpusError: a cell that is not a string, or not representable in UTF-8.
+        """
+        self.rows += len(batch.lines)
+        blank: set[int] = set()
+        for name, cells in zip(self.columns, batch.cells, strict=True):
+            if not set(map(type, cells)) <= {str}:
+                i = next(i for i, cell in enumerate(cells) if not isinstance(cell, str))
+                what = "nothing (null)" if cells[i] is None else f"{cells[i]!r} ({type(cells[i]).__name__})"
+                raise CorpusError(f"{where}, {unit} {batch.lines[i]}: column {name!r} holds {what}, not text")
+            blank.update(i for i, cell in enumerate(cells) if not cell or cell.isspace())
+            if max(map(len, cells), default=0) > OVERLONG:
+                long = [i for i, cell in enumerate(cells) if len(cell) > OVERLONG]
+                self.overlong += len(long)
+                self.first_overlong = self.first_overlong or f"{Path(where).name}, {unit} {batch.lines[long[0]]}"
+        self._watch_numbers(batch)
+        keep = [i for i in range(len(batch.lines)) if i not in blank] if blank else list(range(len(batch.lines)))
+        texts = [[cells[i] for i in keep] if blank else list(cells) for cells in batch.cells]
+        self.blank += len(blank)
+        self.used += len(keep)
+        if self.hashing and keep:
+            try:
+                self._hashes.append(row_hashes(texts))
+            except UnicodeEncodeError:
+                raise self._surrogate(batch, where, unit) from None
+        return keep, texts
+
+    def _surrogate(self, batch: RowBatch, where: str, unit: str) -> CorpusError:
+        for name, cells in zip(self.columns, batch.cells, strict=True):
+            for line, cell in zip(batch.lines, cells, strict=True):
+                if any("\ud800" <= character <= "\udfff" for character in cell):
+                    return CorpusError(
+                        f"{where}, {unit} {line}: column {name!r} holds half a surrogate pair, not text"
+                    )
+        return CorpusError(f"{where}: not representable in UTF-8")
+
+    def _watch_numbers(self, batch: RowBatch) -> None:
+        if self.numbers_are_text:
+            return
+        if self._numeric is None:
+            self._numeric = {c: (batch.lines[0], cells[0]) for c, cells in enumerate(batch.cells) if len(cells)}
+        for column in list(self._numeric):
+            if not all_numbers(batch.cells[column]):
+                del self._numeric[column]
+
+    def only_numbers(self, where: str) -> None:
+        """At the end of a file without types.
+
+        Raises:
+            CorpusError: a chosen column held nothing but numbers.
+        """
+        for column, (line, cell) in (self._numeric or {}).items():
+            name = self.columns[column]
+            raise CorpusError(f"{where}, line {line}: column {name!r} holds only numbers, not text (here {cell!r})")
+
+    def first_occurrences(self) -> np.ndarray:
+        """Places (U,) among the used rows of the first of each distinct row, ascending."""
+        if not self._hashes:
+            return np.zeros(0, dtype=np.int64)
+        return np.sort(np.unique(np.concatenate(self._hashes), return_index=True)[1])
+
+
+def row_hashes(texts: Sequence[Sequence[str]]) -> np.ndarray:
+    """A 64-bit hash of each row, (N,) uint64; the same in every process."""
+    joined = texts[0] if len(texts) == 1 else map("\x1f".join, zip(*texts, strict=True))
+    blake = hashlib.blake2b
+    return np.frombuffer(b"".join([blake(row.encode(), digest_size=8).digest() for row in joined]), dtype="<u8")

@@ -1,0 +1,165 @@
+"""Randomness without state, and the masked copies that are drawn with it.
+
+Every number is a hash of (seed, epoch, sample index, stream, place), so that a sentence is masked the same way in any
+batch, at any padding, in any worker or process, and after any resume.
+
+Shape suffixes: N rows, L tokens, M chosen tokens.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from csekit.modeling.objectives import MaskingSpec
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser: a bijection of uint64 in which every input bit reaches every output bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def fold(key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Keys that also depend on ``value``; both uint64, broadcast against each other."""
+    return mix(key ^ ((np.atleast_1d(value) + np.uint64(1)) * GOLDEN))  # never 0-d: scalars would warn of overflow
+
+
+def stream_id(name: str) -> int:
+    """A 64-bit number for a name, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def row_keys(seed: int, epoch: int, index: np.ndarray | Sequence[int], stream: str) -> np.ndarray:
+    """One key per sample: (N,) uint64.
+
+    Arguments:
+        seed, epoch: any integers.
+        index: (N,) sample indices.
+        stream: what the numbers are for; different names give independent numbers.
+    """
+    key = np.zeros(1, dtype=np.uint64)
+    for value in (seed, epoch, stream_id(stream)):
+        key = fold(key, np.array([value % 2**64], dtype=np.uint64))
+    return fold(key, np.asarray(index, dtype=np.int64).astype(np.uint64))
+
+
+def unit(keys: np.ndarray) -> np.ndarray:
+    """Keys to float64 in [0, 1), from their upper 53 bits."""
+    return (keys >> np.uint64(11)) * 2.0**-53
+
+
+def uniform(
+    seed: int, epoch: int, index: np.ndarray | Sequence[int], stream: str, shape: Sequence[int] = ()
+) -> np.ndarray:
+    """Uniform numbers in [0, 1) for N samples: (N, *shape) float64.
+
+    An element depends on its sample and its place only: a larger ``shape`` or another batch holds the same numbers at
+    the same places.
+
+    Arguments:
+        seed, epoch: of the run and of the pass over the data.
+        index: (N,) sample indices.
+        stream: what the numbers are for, e.g. ``"word_deletion"``; streams are independent of each other.
+        shape: per sample.
+    """
+    keys = row_keys(seed, epoch, index, stream)
+    for size in shape:
+        keys = fold(keys[..., None], np.arange(size, dtype=np.uint64))
+    return unit(keys)
+
+
+@dataclass(frozen=True)
+class MaskingVocabulary:
+    """What masking has to know of a tokenizer.
+
+    Arguments:
+        mask_id: id of the mask token, or None where there is none.
+        ordinary: (K,) int64 ids that are not special, ascending: what a random token is drawn from.
+        special: (S,) bool, True at special ids (the unknown token is one).
+    """
+
+    mask_id: int | None
+    ordinary: np.ndarray
+    special: np.ndarray
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> "MaskingVocabulary":
+        ids = np.unique(np.fromiter(tokenizer.get_vocab().values(), dtype=np.int64))
+        reserved = set(tokenizer.all_special_ids)
+        reserved |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special = np.zeros(max(int(ids[-1]), *reserved, 0) + 1, dtype=bool)
+        special[sorted(reserved)] = True
+        return cls(tokenizer.mask_token_id, ids[~special[ids]], special)
+
+
+def check_spec(name: str, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> None:
+    """Refuse a spec that cannot be served.
+
+    Raises:
+        ValueError: shares or probability out of range, ``views`` not 1 or 2, a mask token wanted where there is none.
+    """
+    if not 0 <= spec.probability <= 1:
+        raise ValueError(f"{name}: probability must lie in [0, 1], got {spec.probability}")
+    if spec.views not in (1, 2):
+        raise ValueError(f"{name}: views must be 1 or 2, got {spec.views}")
+    if min(spec.mask_share, spec.random_share) < 0 or spec.mask_share + spec.random_share > 1 + 1e-9:
+        raise ValueError(
+            f"{name}: mask_share and random_share must be at least 0 and together at most 1, "
+            f"got {spec.mask_share} and {spec.random_share}"
+        )
+    if spec.mask_share > 0 and spec.probability > 0 and vocabulary.mask_id is None:
+        raise ValueError(
+            f"{name}: mask_share={spec.mask_share} needs a tokenizer with a mask token, this one has none"
+        )
+
+
+def masked_copy(
+    ids_NL: np.ndarray,
+    maskable_NL: np.ndarray,
+    spec: MaskingSpec,
+    vocabulary: MaskingVocabulary,
+    *,
+    seed: int,
+    epoch: int,
+    index: np.ndarray | Sequence[int],
+    view: np.ndarray | Sequence[int],
+    name: str,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Masked copies of N rows of token ids; the rows themselves stay as they are.
+
+    A token is chosen with ``spec.probability``; of the chosen, ``spec.mask_share`` become the mask token,
+    ``spec.random_share`` a random ordinary token, the others stay. Special ids are never chosen, also where they stand
+    in the sentence's own text.
+
+    Arguments:
+        ids_NL: (N, L) int64, padded on the right (a token's place counts from the left).
+        maskable_NL: (N, L) bool, True at the sentence's own tokens: not at padding, not at a template.
+        index, view: (N,) each: sample index and view of each row.
+        name: the objective's name: objectives draw independently of each other.
+
+    Returns:
+        copies (N, L) int64; positions (M,) int64 of the chosen tokens in the flattened copies, ascending; labels (M,)
+        int64, the original ids there. M may be 0.
+    """
+    keys_N = fold(row_keys(seed, epoch, index, f"mask/{name}"), np.asarray(view, dtype=np.int64).astype(np.uint64))
+    keys_NL = fold(keys_N[:, None], np.arange(ids_NL.shape[1], dtype=np.uint64))
+    chosen_NL = maskable_NL & ~vocabulary.special[ids_NL] & (unit(keys_NL) < spec.probability)
+    positions_M = np.flatnonzero(chosen_NL).astype(np.int64)
+    labels_M = ids_NL.reshape(-1)[positions_M]
+    keys_M = keys_NL.reshape(-1)[positions_M]
+    fate_M = unit(fold(keys_M, np.array([1], dtype=np.uint64)))
+    draw_M = unit(fold(keys_M, np.array([2], dtype=np.uint64)))
+    new_M = labels_M.copy()
+    to_random = (fate_M >= spec.mask_share) & (fate_M < spec.mask_share + spec.random_share)
+    new_M[to_random] = vocabulary.ordinary[(draw_M[to_random] * len(vocabulary.ordinary)).astype(np.int64)]
+    if vocabulary.mask_id is not None:
+        new_M[fate_M < spec.mask_share] = vocabulary.mask_id
+    copies_NL = ids_NL.copy()
+    copies_NL.reshape(-1)[positions_M] = new_M
+    return copies_NL, positions_M, labels_M
