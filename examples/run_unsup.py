@@ -37,7 +37,8 @@ def main() -> int:
     )
     dev, tests = load_dev(run), load_tests(run) if args.do_predict else []
     tokenizer = AutoTokenizer.from_pretrained(run.model_name_or_path)
-    corpus.tell(tokenizer, args.max_seq_length, fields.get("prompt_template"))
+    fit = corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=fields.get("prompt_template"))
+    print(f"{corpus.name}: {corpus.report.summary()}; {fit.summary()}")
 
     set_seed(args.seed)
     model = METHODS[run.method].from_backbone(

@@ -42,7 +42,8 @@ class RunArguments:
         default=None, metadata={"help": "Scored pairs for selection (.tsv or .csv), instead of STS-B dev."}
     )
     test_file: str | None = field(
-        default=None, metadata={"help": "Scored pairs, scored before and after training, instead of the STS test sets."}
+        default=None,
+        metadata={"help": "Scored pairs, scored before and after training, instead of the STS test sets."},
     )
     dev_columns: list[str] | None = field(
         default=None, metadata={"help": "Names or numbers of the columns of both: sentence1 sentence2 score."}

@@ -154,5 +154,3 @@ def before_and_after(
     for name, first, second in rows:
         lines.append(f"{name:28}{'' if first is None else f'{first:.2f}':>10}{second:>10.2f}")
     return "\n".join(lines)
-
-
