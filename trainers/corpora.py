@@ -193,24 +193,20 @@ def load_corpus(
         CorpusError: anything wrong in the texts; the message names file and line.
         ValueError: arguments that do not go together.
     """
-    if (train_file is None) == (dataset_name is None):
-        raise ValueError("give either train_file or dataset_name")
     if max_samples is not None and max_samples < 2:
         raise ValueError(f"max_samples must be at least 2, got {max_samples}")
     if streaming and deduplicate:
         raise ValueError("deduplicate=True needs streaming=False")
-    if train_file is not None:
+    if (train_file is None) == (dataset_name is None):
+        raise ValueError("give either train_file or dataset_name")
+    elif train_file is not None:
         paths = [train_file] if isinstance(train_file, (str, os.PathLike)) else list(train_file)
         source = file_source([Path(path) for path in paths], columns, streaming, cache_dir)
     else:
-        table = datasets.load_dataset(
-            str(dataset_name),
-            dataset_config,
-            split=split,
-            streaming=streaming,
-            cache_dir=None if cache_dir is None else str(cache_dir),
-        )
-        source = table_source(table, columns, hub_name(str(dataset_name)))
+        cache = None if cache_dir is None else str(cache_dir)
+        name = str(dataset_name)
+        table = datasets.load_dataset(name, dataset_config, split=split, streaming=streaming, cache_dir=cache)
+        source = table_source(table, columns, hub_name(name))
     if streaming:
         corpus = _streamed(source, max_samples)
     elif source.table is not None:

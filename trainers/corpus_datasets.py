@@ -1,10 +1,12 @@
 """Rows of checked texts as torch datasets, map-style and streaming."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import datasets
 import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from csekit.trainers.corpus_files import Scan
 from csekit.trainers.corpus_sources import Source
@@ -56,22 +58,47 @@ class StreamingSentenceDataset(EpochMixin, torch.utils.data.IterableDataset):
     neither on workers nor on processes. Every worker and every process reads the whole stream and leaves out the rows
     of the others. With several workers the batches, too, are those of no workers if ``block_size`` is the number of
     rows that one batch takes from the stream: the batch size of a device times the number of processes. Under several
-    processes the loader must not dispatch batches (``accelerator_config={"dispatch_batches": False}``). Resume: skip
-    the batches already seen, as the Trainer does.
+    processes the loader must not dispatch batches (``accelerator_config={"dispatch_batches": False}``).
+
+    Resume: skip the batches already seen, as the Trainer does. It takes a dataset without length for one epoch of
+    ``max_steps``, so over several passes only ``repeat=True`` resumes exactly: the stream then begins again by itself,
+    without end, and an item's ``epoch`` counts the passes.
     """
 
-    def __init__(self, source: Source, max_samples: int | None = None, block_size: int = 1) -> None:
+    def __init__(self, source: Source, max_samples: int | None = None) -> None:
         super().__init__()
-        self.source, self.max_samples, self.block_size = source, max_samples, block_size
+        self.source, self.max_samples = source, max_samples
+        self.block_size, self.repeat = 1, False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = torch.utils.data.get_worker_info()
         number, count = (worker.id, worker.num_workers) if worker else (0, 1)
-        epoch, index = self.epoch, 0
-        for _, texts in self.source.checked(Scan(self.source.columns, hashing=False)):
-            for row in zip(*texts, strict=True):
-                if index == self.max_samples:
-                    return
-                if index // self.block_size % count == number:
-                    yield {"texts": list(row), "index": index, "epoch": epoch}
-                index += 1
+        for running, item in enumerate(self._items()):
+            if running // self.block_size % count == number:
+                yield item
+
+    def _items(self) -> Iterator[dict[str, Any]]:
+        epoch = self.epoch
+        while True:
+            rows = chain.from_iterable(zip(*texts, strict=True) for texts in self._texts())
+            for index, row in enumerate(islice(rows, self.max_samples)):
+                yield {"texts": list(row), "index": index, "epoch": epoch}
+            if not self.repeat:
+                return
+            epoch += 1
+
+    def _texts(self) -> Iterator[list[list[str]]]:
+        return (texts for _, texts in self.source.checked(Scan(self.source.columns, hashing=False)))
+
+
+class SetEpochCallback(TrainerCallback):
+    """Tells the training dataset its epoch. Needed, since accelerate tells it in an ordinary epoch but not in one that
+    is resumed in the middle, nor under several processes."""
+
+    def __init__(self, dataset: EpochMixin) -> None:
+        self.dataset = dataset
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.dataset.set_epoch(int((state.epoch or 0) + 1e-6))

@@ -1,5 +1,6 @@
 import gzip
 import hashlib
+import itertools
 import json
 import logging
 import lzma
@@ -8,11 +9,14 @@ from pathlib import Path
 
 import datasets
 import pytest
+import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
+from torch import nn
 from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
 
 from csekit.trainers.corpora import CorpusError, load_corpus
-from csekit.trainers.corpus_datasets import EpochMixin
+from csekit.trainers.corpus_datasets import EpochMixin, SetEpochCallback
 
 LINES = ["first sentence", "", "second  one ", "   ", "first sentence", "ünï 日本"]
 USED = [LINES[i] for i in (0, 2, 4, 5)]
@@ -278,6 +282,60 @@ def test_stream_over_processes_and_resume(write, load, workers):
     assert [one + other for one, other in zip(*seen, strict=True)] == [list(range(6 * k, 6 * k + 6)) for k in range(4)]
     resumed = [[item["index"] for item in batch] for batch in skip_first_batches(shards[1], 2)]
     assert resumed == seen[1][2:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stream_that_repeats(write, load, workers):
+    dataset = load(write("a.txt", "a\n\nb\nc\n"), streaming=True).dataset
+    dataset.repeat, dataset.block_size = True, 2
+    loader = DataLoader(dataset, batch_size=2, num_workers=workers, collate_fn=identity)
+    got = [(item["epoch"], item["index"]) for batch in itertools.islice(loader, 4) for item in batch]
+    assert got == [(epoch, index) for epoch in range(3) for index in range(3)][:8]
+
+
+class Recorder(nn.Module):
+    """Says which samples it was given, and in which epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.seen = nn.Parameter(torch.ones(1)), []
+
+    def forward(self, seen, return_loss=True):
+        self.seen.append(seen.tolist())
+        return {"loss": self.weight.sum()}
+
+
+def record(items):
+    return {"seen": torch.tensor([[item["epoch"], item["index"]] for item in items])}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_resumed_in_the_middle_of_an_epoch(write, load, tmp_path, streaming):
+    """Regression: a run resumed in epoch 1 was given items of epoch 0, and a stream began its pass anew."""
+    path = write("a.txt", "\n".join(map(str, range(10))))
+
+    def train(checkpoint=None):
+        dataset = load(path, streaming=streaming).dataset
+        length = {"max_steps": 10} if streaming else {"num_train_epochs": 2}
+        dataset.repeat = streaming
+        arguments = TrainingArguments(
+            str(tmp_path / "run"),
+            per_device_train_batch_size=2,
+            save_steps=7,
+            logging_strategy="no",
+            use_cpu=True,
+            remove_unused_columns=False,
+            disable_tqdm=True,
+            **length,
+        )
+        callbacks = None if streaming else [SetEpochCallback(dataset)]
+        model = Recorder()
+        Trainer(model, arguments, record, dataset, callbacks=callbacks).train(resume_from_checkpoint=checkpoint)
+        return model.seen
+
+    whole = train()
+    assert [batch[0][0] for batch in whole] == [0] * 5 + [1] * 5
+    assert train(tmp_path / "run" / "checkpoint-7") == whole[7:]
 
 
 def test_tokenizer_report(write, load, wordpiece, sentences):
