@@ -1,0 +1,263 @@
+"""Texts to sentence embeddings: each distinct text once, longest first, no gradient, no random number drawn.
+
+Shape suffixes: N texts, D distinct texts, b rows of a batch, L tokens, H embedding size.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from csekit.modeling.tokenization import pad, tokenize
+
+#: Anything that the evaluations accept: ``texts -> (N, H)``, or an object whose ``encode`` does that.
+Encoder = Any
+
+#: Padded tokens in one batch at most (a longer text makes a batch of its own).
+MAX_BATCH_TOKENS = 16_384
+
+
+def check_texts(texts: Sequence[str]) -> list[str]:
+    """The texts as a list. Raises ValueError: no texts, a lone string, or an entry that is not a string."""
+    if isinstance(texts, str):
+        raise ValueError("texts must be a list of strings, got one string")
+    texts = list(texts)
+    if not texts:
+        raise ValueError("texts must hold at least one string, got an empty list")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"texts must be strings, got {type(text).__name__} at texts[{i}]")
+    return texts
+
+
+def position_limit(model: nn.Module) -> int | None:
+    """Tokens that the model has positions for, None where it names no limit.
+
+    Read from the position embeddings themselves: RoBERTa's table holds two rows more than it has usable positions.
+    """
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    config = getattr(model, "config", None)
+    config = getattr(config, "encoder_config", None) or config
+    return getattr(config, "max_position_embeddings", None)
+
+
+def length_limit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> int:
+    """The length to cut at, special tokens included: ``max_length``, or the lower of tokenizer's and model's limit.
+
+    Raises:
+        ValueError: ``max_length`` exceeds the model's positions, or is None where neither names a limit.
+    """
+    positions = position_limit(model)
+    if max_length is not None:
+        if positions is not None and max_length > positions:
+            raise ValueError(f"max_length must be at most {positions} for this model, got {max_length}")
+        return max_length
+    limits = [limit for limit in (tokenizer.model_max_length, positions) if limit is not None and limit < 10**6]
+    if not limits:
+        raise ValueError("max_length must be given: neither the tokenizer nor the model's config names a limit")
+    return int(min(limits))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode and no gradient inside; afterwards every submodule has its own training flag back."""
+    flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, training in flags:
+            module.training = training
+
+
+def token_batches(lengths: Sequence[int], batch_size: int, max_tokens: int = MAX_BATCH_TOKENS) -> Iterator[list[int]]:
+    """Indices in batches, longest first: at most ``batch_size`` rows and ``max_tokens`` padded tokens in each."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    start = 0
+    while start < len(order):
+        rows = max(1, min(batch_size, max_tokens // max(1, lengths[order[start]])))
+        yield order[start : start + rows]
+        start += rows
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _encode_counting(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    max_length: int | None,
+    batch_size: int,
+    prompt_template: str | None,
+    progress: bool,
+    device: str | torch.device | None,
+) -> tuple[np.ndarray, int]:
+    """``encode``, and how many distinct texts were cut."""
+    texts = check_texts(texts)
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if device is not None:
+        model.to(device)
+    limit = length_limit(model, tokenizer, max_length)
+    distinct = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    tokens = tokenize(tokenizer, list(distinct), limit, prompt_template)
+    lengths = [len(row) for row in tokens.input_ids]
+    if 0 in lengths:
+        raise ValueError(f"a text without tokens cannot be encoded, got {list(distinct)[lengths.index(0)]!r}")
+    embeddings_DH: np.ndarray | None = None
+    where = _device_of(model)
+    with evaluating(model), tqdm(total=len(lengths), unit="texts", disable=not progress) as bar:
+        for rows in token_batches(lengths, batch_size):
+            batch = pad(tokenizer, [tokens.input_ids[i] for i in rows])
+            output = model(**{name: tensor.to(where) for name, tensor in batch.items()})
+            embedding_bH = output.sentence_embedding.float().cpu().numpy()
+            if embeddings_DH is None:
+                embeddings_DH = np.empty((len(lengths), embedding_bH.shape[1]), dtype=np.float32)
+            embeddings_DH[rows] = embedding_bH
+            bar.update(len(rows))
+    assert embeddings_DH is not None
+    return embeddings_DH[[distinct[text] for text in texts]], sum(tokens.truncated)
+
+
+def encode(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    max_length: int | None = None,
+    batch_size: int = 64,
+    prompt_template: str | None = None,
+    progress: bool = False,
+    device: str | torch.device | None = None,
+) -> np.ndarray:
+    """Sentence embeddings of ``texts``, row i for text i.
+
+    Each distinct text is encoded once; batches hold texts of similar length. The model is in eval mode meanwhile and
+    gets its training flags back; the global random state is not touched. ``TextEncoder`` also counts the texts cut.
+
+    Arguments:
+        model: called with ``input_ids`` and ``attention_mask`` (b, L), returns an object whose ``sentence_embedding``
+            is (b, H).
+        max_length: tokens to cut at, special tokens and template included. None: the model's own limit.
+        batch_size: rows in a batch at most; long texts make smaller batches (``MAX_BATCH_TOKENS``).
+        prompt_template: holds ``{sentence}`` and ``{mask}``.
+        device: where to encode; the model is moved there. None: where the model is.
+
+    Returns:
+        (N, H) float32.
+
+    Raises:
+        ValueError: no texts, an entry that is no string, a length that the model cannot take.
+    """
+    return _encode_counting(
+        model,
+        tokenizer,
+        texts,
+        max_length=max_length,
+        batch_size=batch_size,
+        prompt_template=prompt_template,
+        progress=progress,
+        device=device,
+    )[0]
+
+
+class TextEncoder:
+    """A model with its tokenizer: texts in, embeddings out.
+
+    Arguments:
+        model, tokenizer, max_length, batch_size, prompt_template, device: as for ``encode``.
+        name: for results files. A Hub id or a folder's last part, never a machine's path.
+        pooling: for results files; None where the model itself does not say.
+        lowercase: lower the texts before tokenising (``do_lower_case`` of a SentenceTransformer folder).
+
+    Attributes:
+        truncated: how many distinct texts of the last ``encode`` were cut at ``max_length``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str = "encoder",
+        pooling: str | None = None,
+        max_length: int | None = None,
+        batch_size: int = 64,
+        prompt_template: str | None = None,
+        lowercase: bool = False,
+        device: str | torch.device | None = None,
+    ) -> None:
+        self.model = model if device is None else model.to(device)
+        self.tokenizer = tokenizer
+        self.name = name
+        self.pooling = pooling
+        self.max_length = length_limit(model, tokenizer, max_length)
+        self.batch_size = batch_size
+        self.prompt_template = prompt_template
+        self.lowercase = lowercase
+        self.truncated = 0
+
+    def encode(self, texts: Sequence[str], progress: bool = False) -> np.ndarray:
+        """(N, H) float32, row i for text i. Raises ValueError as ``encode`` does."""
+        texts = check_texts(texts)
+        embeddings, self.truncated = _encode_counting(
+            self.model,
+            self.tokenizer,
+            [text.lower() for text in texts] if self.lowercase else texts,
+            max_length=self.max_length,
+            batch_size=self.batch_size,
+            prompt_template=self.prompt_template,
+            progress=progress,
+            device=None,
+        )
+        return embeddings
+
+    __call__ = encode
+
+    def describe(self) -> dict[str, Any]:
+        """What a results file says about the encoder."""
+        parameter = next(self.model.parameters(), None)
+        return {
+            "name": self.name,
+            "class": type(getattr(self.model, "backbone", self.model)).__name__,
+            "pooling": self.pooling,
+            "max_length": self.max_length,
+            "prompt_template": self.prompt_template,
+            "precision": None if parameter is None else str(parameter.dtype).removeprefix("torch."),
+        }
+
+
+def embed(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> np.ndarray:
+    """The embeddings of an encoder of any kind, checked: a ``TextEncoder``, an object with ``encode`` (such as a
+    SentenceTransformer), or a plain function.
+
+    Returns:
+        (N, H) float32.
+
+    Raises:
+        ValueError: the answer is not (N, H), or holds a value that is not finite.
+    """
+    texts = check_texts(texts)
+    function: Callable[..., Any] = encoder.encode if hasattr(encoder, "encode") else encoder
+    answer = function(texts, progress=progress) if isinstance(encoder, TextEncoder) else function(texts)
+    if isinstance(answer, torch.Tensor):
+        answer = answer.detach().float().cpu()
+    array = np.asarray(answer, dtype=np.float32)
+    if array.ndim != 2 or len(array) != len(texts):
+        raise ValueError(f"the encoder must return an array ({len(texts)}, H), got shape {array.shape}")
+    broken = np.flatnonzero(~np.isfinite(array).all(axis=1))
+    if len(broken):
+        raise ValueError(f"the encoder returned values that are not finite for {texts[broken[0]]!r}")
+    return array

@@ -1,0 +1,172 @@
+"""Scored sentence pairs, and a reader for anybody's own file of them."""
+
+import csv
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+Column = str | int
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """N sentence pairs with gold scores.
+
+    Arguments:
+        name: of the set or sub-corpus.
+        sentences1, sentences2: N strings each.
+        scores: (N,) float64, any scale, higher = more similar.
+        path: the file they come from.
+    """
+
+    name: str
+    sentences1: tuple[str, ...]
+    sentences2: tuple[str, ...]
+    scores: np.ndarray
+    path: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.sentences1)
+
+
+def digest(subsets: Sequence[Pairs]) -> str:
+    """sha256 over sentences and scores: the same for the same pairs, whatever file layout they came from."""
+    state = hashlib.sha256()
+    for pairs in subsets:
+        for first, second, score in zip(pairs.sentences1, pairs.sentences2, pairs.scores, strict=True):
+            state.update(f"{first}\t{second}\t{float(score)!r}\n".encode())
+    return state.hexdigest()
+
+
+def normal(text: str) -> str:
+    """White space as the field's evaluation code leaves it: one blank between words, none around."""
+    return " ".join(text.split())
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """Lines of a UTF-8 file without their ends (LF or CRLF), a byte order mark and the last empty line dropped.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not UTF-8; names file and line.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ValueError(
+            f"{path}, line {line}: must be UTF-8, got the byte 0x{data[error.start]:02X} at offset {error.start}"
+        ) from error
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines[:-1] if lines and not lines[-1] else lines
+
+
+def parse_score(text: str, where: str) -> float:
+    """The score as a float. Raises ValueError with ``where`` in front: no number, or not finite."""
+    try:
+        score = float(text)
+    except ValueError:
+        raise ValueError(f"{where}: must be a number, got {text!r}") from None
+    if not math.isfinite(score):
+        raise ValueError(f"{where}: must be finite, got {text!r}")
+    return score
+
+
+def _rows(path: Path, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
+    """(line number, fields) of each line that is not blank."""
+    lines = read_lines(path)
+    delimiter = delimiter or ("\t" if lines and "\t" in lines[0] else ",")
+    if delimiter == "\t":
+        yield from ((i, line.split("\t")) for i, line in enumerate(lines, 1) if line.strip())
+        return
+    reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
+    start = 1
+    try:
+        for row in reader:
+            if any(field.strip() for field in row):
+                yield start, row
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: not CSV: {error}") from error
+
+
+def _positions(path: Path, header: list[str] | None, columns: dict[str, Column]) -> dict[str, int]:
+    """Argument name to 0-based column number."""
+    positions = {}
+    for argument, column in columns.items():
+        if isinstance(column, int):
+            if column < 0:
+                raise ValueError(f"{argument} must be a column name or a number from 0, got {column}")
+            positions[argument] = column
+            continue
+        assert header is not None
+        if column not in header:
+            raise ValueError(f"{path}, line 1: {argument} must be one of the columns {header}, got {column!r}")
+        positions[argument] = header.index(column)
+    return positions
+
+
+def read_pairs(
+    path: str | Path,
+    sentence1: Column = "sentence1",
+    sentence2: Column = "sentence2",
+    score: Column = "score",
+    *,
+    delimiter: str | None = None,
+    name: str | None = None,
+) -> Pairs:
+    """Scored pairs from a TSV or CSV file.
+
+    Arguments:
+        sentence1, sentence2, score: column names (the first line is the header then), or numbers from 0 (no header).
+        delimiter: None: a tab where the first line holds one, else a comma. Tab-separated files have no quoting;
+            others are CSV with its double quotes.
+        name: of the set; the file's name by default.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: names file, line and field: not UTF-8, a missing column, an empty sentence, a score that is no
+            finite number, fewer than 3 pairs, or the same score everywhere.
+    """
+    path = Path(path)
+    columns: dict[str, Column] = {"sentence1": sentence1, "sentence2": sentence2, "score": score}
+    rows = list(_rows(path, delimiter))
+    if not rows:
+        raise ValueError(f"{path}: must hold scored pairs, the file is empty")
+    header: list[str] | None = None
+    if any(isinstance(column, str) for column in columns.values()):
+        header = [field.strip() for field in rows.pop(0)[1]]
+    positions = _positions(path, header, columns)
+    found: dict[str, list[str]] = {argument: [] for argument in columns}
+    scores = []
+    for line, row in rows:
+        for argument, position in positions.items():
+            where = f"{path}, line {line}, field {argument} ({columns[argument]!r})"
+            if position >= len(row):
+                raise ValueError(f"{where}: must be column {position + 1}, the line has {len(row)}")
+            if not row[position].strip():
+                raise ValueError(f"{where}: must not be empty")
+            if argument == "score":
+                scores.append(parse_score(row[position], where))
+            else:
+                found[argument].append(normal(row[position]))
+    check_scores(np.array(scores), str(path))
+    return Pairs(
+        name or path.stem, tuple(found["sentence1"]), tuple(found["sentence2"]), np.array(scores), path=str(path)
+    )
+
+
+def check_scores(scores: np.ndarray, where: str) -> None:
+    """Raises ValueError where no rank correlation exists: fewer than 3 pairs, or the same score everywhere."""
+    if len(scores) < 3:
+        raise ValueError(f"{where}: must hold at least 3 scored pairs, got {len(scores)}")
+    if np.all(scores == scores[0]):
+        raise ValueError(f"{where}: scores must differ, got {float(scores[0])} for all {len(scores)} pairs")

@@ -1,0 +1,234 @@
+"""Results files: JSON in a stable layout, the similarity of every pair in a small file beside it.
+
+``NAME.json`` holds scores and environment; ``NAME.similarities.npz`` holds, for each task, the similarities as 16-bit
+steps between their lowest and highest value (so ranks survive) and the gold scores.
+"""
+
+import hashlib
+import io
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1
+_STEPS = 65535
+
+Similarities = Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def _commit() -> dict[str, Any]:
+    """Commit and dirty flag of the checkout that csekit runs from; None where it is installed."""
+    import csekit
+
+    source = Path(csekit.__file__).resolve()
+    top = _git(source.parent, "rev-parse", "--show-toplevel")
+    if top is None or Path(top, "src", "csekit", "__init__.py").resolve() != source:
+        return {"commit": None, "dirty": None}
+    status = _git(Path(top), "status", "--porcelain")
+    return {"commit": _git(Path(top), "rev-parse", "HEAD"), "dirty": bool(status) if status is not None else None}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def environment() -> dict[str, Any]:
+    """Versions, platform, device, threads and commit, as they go into every results file."""
+    import torch
+
+    import csekit
+
+    cuda = torch.cuda.is_available()
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {
+            "csekit": csekit.__version__,
+            **{name: _version(name) for name in ("torch", "transformers", "numpy", "scipy")},
+        },
+        "device": torch.cuda.get_device_name() if cuda else (platform.processor() or platform.machine()),
+        "threads": torch.get_num_threads(),
+        **_commit(),
+    }
+
+
+def checksum(path: str | Path) -> str:
+    """sha256 of a file, or of a folder: of the names and contents of its files, in the order of their names."""
+    path = Path(path)
+    if path.is_file():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    state = hashlib.sha256()
+    for name in sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()):
+        state.update(f"{name}\0{checksum(path / name)}\n".encode())
+    return state.hexdigest()
+
+
+def _plain(value: Any, field: str = "results") -> Any:
+    """Numpy values to Python's, nan to null; a machine's path is an error."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{field}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{field}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist(), field)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return round(value, 6) if np.isfinite(value) else None
+    if isinstance(value, Path) or (isinstance(value, str) and os.path.isabs(value) and " " not in value):
+        raise ValueError(f"{field} must hold no machine's path, got {str(value)!r}: store its last part")
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise ValueError(f"{field} must be JSON (numbers, strings, lists, mappings), got {type(value).__name__}")
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    """Whole or not at all: a temporary file in the same folder, then a rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def pack_similarities(similarities: Similarities) -> bytes:
+    """The compressed arrays of ``NAME.similarities.npz``, about two bytes a pair and some for the gold scores."""
+    arrays: dict[str, np.ndarray] = {}
+    for task, (values, gold) in similarities.items():
+        values = np.asarray(values, dtype=np.float64)
+        if values.ndim != 1 or len(values) != len(gold) or not np.isfinite(values).all():
+            raise ValueError(f"similarities of {task} must be finite, one for each of {len(gold)} gold scores")
+        low, high = float(values.min()), float(values.max())
+        scale = (high - low) / _STEPS or 1.0
+        arrays[f"{task}/steps"] = np.rint((values - low) / scale).astype(np.uint16)
+        arrays[f"{task}/range"] = np.array([low, high])
+        levels, codes = np.unique(np.asarray(gold, dtype=np.float64), return_inverse=True)
+        arrays[f"{task}/levels"], arrays[f"{task}/gold"] = levels, codes.astype(np.uint16)
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+def unpack_similarities(data: bytes) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Task to (similarities, gold), float64; a similarity is off by at most 1/131070 of its task's range."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        found = {}
+        for task in sorted({name.rsplit("/", 1)[0] for name in arrays.files}):
+            low, high = arrays[f"{task}/range"]
+            values = low + arrays[f"{task}/steps"].astype(np.float64) * ((high - low) / _STEPS)
+            found[task] = (values, arrays[f"{task}/levels"][arrays[f"{task}/gold"]])
+        return found
+
+
+def similarities_path(path: str | Path) -> Path:
+    """``NAME.similarities.npz`` beside ``NAME.json``."""
+    return Path(path).with_suffix(".similarities.npz")
+
+
+def write_results(
+    path: str | Path,
+    results: Mapping[str, Any],
+    similarities: Similarities | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a results file, whole or not at all; sorted keys, six decimals, nan as null.
+
+    Arguments:
+        path: ``NAME.json``.
+        results: JSON values. ``results["run"]`` says what was run (encoder, data, settings): a file whose ``run`` is
+            equal is replaced, any other existing file is kept.
+        similarities: task to (similarities, gold), for ``csekit compare``.
+        overwrite: replace any file.
+
+    Raises:
+        FileExistsError: the file holds another run.
+        ValueError: a value that is not JSON, or a machine's path.
+    """
+    path = Path(path)
+    if path.suffix != ".json":
+        raise ValueError(f"path must end in .json, got {path.name!r}")
+    content = {**_plain(results), "format": FORMAT}
+    if path.exists() and not overwrite:
+        old = read_results(path)
+        same_run = "run" in content and content["run"] == old.get("run")
+        if not same_run and {**old, "similarities": None} != {**content, "similarities": None}:
+            raise FileExistsError(f"{path}: holds the results of another run; choose another name or say overwrite")
+    if similarities is not None:
+        data = pack_similarities(similarities)
+        _write_atomically(similarities_path(path), data)
+        content["similarities"] = {
+            "file": similarities_path(path).name,
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+    text = json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+    _write_atomically(path, (text + "\n").encode("utf-8"))
+    return path
+
+
+def read_results(path: str | Path) -> dict[str, Any]:
+    """The content of a results file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not JSON, not a results file, or of a later format.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such results file")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not a JSON file: {error}") from error
+    if not isinstance(content, dict) or "format" not in content:
+        raise ValueError(f"{path}: not a results file: the field 'format' is missing")
+    if content["format"] != FORMAT:
+        raise ValueError(f"{path}: format must be {FORMAT}, got {content['format']!r}")
+    return content
+
+
+def read_similarities(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Task to (similarities, gold) of a results file ``NAME.json``.
+
+    Raises:
+        FileNotFoundError: the file beside it is missing.
+        ValueError: the results hold no similarities, or those of another run.
+    """
+    entry = read_results(path).get("similarities")
+    if not entry:
+        raise ValueError(f"{path}: holds no similarities")
+    beside = Path(path).parent / entry["file"]
+    if not beside.is_file():
+        raise FileNotFoundError(f"{beside}: no such file, {Path(path).name} refers to it")
+    data = beside.read_bytes()
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise ValueError(f"{beside}: not the similarities of {Path(path).name}, its sha256 differs")
+    return unpack_similarities(data)

@@ -1,0 +1,160 @@
+"""STS by cosine and Spearman: ``all``, ``mean`` and ``wmean``, each distinct sentence encoded once.
+
+Shape suffixes: P pairs of a set, D distinct sentences, H embedding size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from csekit.evaluation.correlation import cosine, pearson, spearman
+from csekit.evaluation.encoding import Encoder, embed
+from csekit.evaluation.pairs import Pairs, check_scores
+from csekit.evaluation.sts_data import STS_TASKS, STSTask
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """One STS set scored. Correlations are ×100.
+
+    Arguments:
+        all: one Spearman over the concatenated sub-corpora, what the papers report.
+        mean, wmean: mean over sub-corpora, plain and weighted by their pairs.
+        subsets: sub-corpus to ``{"spearman", "n"}``.
+        similarities, gold: (P,) cosine and gold score of each pair, sub-corpora in order.
+        checksum: of the pairs.
+    """
+
+    name: str
+    n: int
+    all: float
+    mean: float
+    wmean: float
+    subsets: dict[str, dict[str, float]]
+    similarities: np.ndarray
+    gold: np.ndarray
+    checksum: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "n": self.n,
+            "all": self.all,
+            "mean": self.mean,
+            "wmean": self.wmean,
+            "subsets": self.subsets,
+            "checksum": self.checksum,
+        }
+
+
+@dataclass(frozen=True)
+class STSScores:
+    """Several STS sets scored.
+
+    Arguments:
+        tasks: name to scores.
+        avg: mean of the seven ``all``, None unless all seven are there.
+        sentences: distinct sentences encoded.
+        truncated: how many of them were cut, None where the encoder does not say.
+        text_form: ``tokenized`` or ``raw``.
+    """
+
+    tasks: dict[str, TaskScores]
+    avg: float | None
+    sentences: int
+    truncated: int | None
+    text_form: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a results file; the similarities go beside it (``write_results``)."""
+        return {
+            "tasks": {name: scores.to_dict() for name, scores in self.tasks.items()},
+            "avg": self.avg,
+            "sentences": self.sentences,
+            "truncated": self.truncated,
+            "text_form": self.text_form,
+        }
+
+    def similarities(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Task to (similarities, gold), as ``write_results`` takes them."""
+        return {name: (scores.similarities, scores.gold) for name, scores in self.tasks.items()}
+
+
+def score_task(task: STSTask, similarities: Sequence[np.ndarray]) -> TaskScores:
+    """Scores of one set from the similarities of each of its sub-corpora."""
+    values = [100 * spearman(sim, pairs.scores) for sim, pairs in zip(similarities, task.subsets, strict=True)]
+    counts = [len(pairs) for pairs in task.subsets]
+    joined, gold = np.concatenate(similarities), np.concatenate([pairs.scores for pairs in task.subsets])
+    return TaskScores(
+        name=task.name,
+        n=len(task),
+        all=100 * spearman(joined, gold),
+        mean=float(np.mean(values)),
+        wmean=float(np.average(values, weights=counts)),
+        subsets={
+            pairs.name: {"spearman": value, "n": n}
+            for pairs, value, n in zip(task.subsets, values, counts, strict=True)
+        },
+        similarities=joined,
+        gold=gold,
+        checksum=task.checksum(),
+    )
+
+
+class _Embedded:
+    """The distinct sentences of many pairs, embedded in one go."""
+
+    def __init__(self, encoder: Encoder, subsets: Sequence[Pairs], progress: bool) -> None:
+        distinct = dict.fromkeys(text for pairs in subsets for text in (*pairs.sentences1, *pairs.sentences2))
+        self.rows = {text: i for i, text in enumerate(distinct)}
+        self.embeddings_DH = embed(encoder, list(distinct), progress)
+
+    def similarities(self, pairs: Pairs) -> np.ndarray:
+        first, second = (
+            self.embeddings_DH[[self.rows[text] for text in texts]] for texts in (pairs.sentences1, pairs.sentences2)
+        )
+        return cosine(first, second)
+
+
+def evaluate_sts(encoder: Encoder, tasks: Sequence[STSTask], progress: bool = False) -> STSScores:
+    """Score an encoder on STS sets; all their distinct sentences are encoded in one go.
+
+    Arguments:
+        encoder: a ``TextEncoder``, a SentenceTransformer, or any function ``texts -> (N, H)``.
+        tasks: from ``load_sts`` or ``load_sts_hub``.
+
+    Raises:
+        ValueError: no tasks, a task twice, mixed text forms, or what ``embed`` raises.
+    """
+    names = [task.name for task in tasks]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"tasks must be different STS sets, got {names}")
+    forms = sorted({task.text_form for task in tasks})
+    if len(forms) > 1:
+        raise ValueError(f"tasks must share one text form, got {forms}")
+    embedded = _Embedded(encoder, [pairs for task in tasks for pairs in task.subsets], progress)
+    scores = {task.name: score_task(task, [embedded.similarities(p) for p in task.subsets]) for task in tasks}
+    complete = set(STS_TASKS) <= scores.keys()
+    return STSScores(
+        tasks=scores,
+        avg=float(np.mean([scores[name].all for name in STS_TASKS])) if complete else None,
+        sentences=len(embedded.rows),
+        truncated=getattr(encoder, "truncated", None),
+        text_form=forms[0],
+    )
+
+
+def evaluate_pairs(encoder: Encoder, pairs: Pairs, progress: bool = False) -> dict[str, float]:
+    """``{"spearman", "pearson", "n"}`` of any scored pairs, correlations ×100.
+
+    Raises:
+        ValueError: fewer than 3 pairs, the same score everywhere, or what ``embed`` raises.
+    """
+    check_scores(pairs.scores, pairs.path or pairs.name)
+    similarities = _Embedded(encoder, [pairs], progress).similarities(pairs)
+    return {
+        "spearman": 100 * spearman(similarities, pairs.scores),
+        "pearson": 100 * pearson(similarities, pairs.scores),
+        "n": len(pairs),
+    }

@@ -1,0 +1,175 @@
+"""The command line. torch and transformers are imported inside the commands, so that ``csekit --help`` is instant."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import csekit
+
+if TYPE_CHECKING:
+    from csekit.evaluation.encoding import TextEncoder
+    from csekit.evaluation.sts import STSScores
+    from csekit.evaluation.sts_data import STSTask
+
+main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """What the user can put right is one line on stderr and exit code 2, not a traceback."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        typer.echo("error: " + " ".join(str(error).split()), err=True)
+        raise typer.Exit(2) from None
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned, the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = []
+    for row in [head, ["-" * width for width in widths], *rows]:
+        first, *rest = [
+            f"{cell:<{w}}" if i == 0 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join([first, *rest]).rstrip())
+    return "\n".join(lines)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"csekit {csekit.__version__}")
+        raise typer.Exit()
+
+
+@main.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Sentence embeddings without labels."""
+
+
+@main.command("eval")
+def evaluate(
+    path: Annotated[str, typer.Argument(help="A model folder, or a name on the Hub.")],
+    data_dir: Annotated[
+        str | None,
+        typer.Option("--data_dir", envvar="CSEKIT_DATA", help="SentEval's layout; 'hub' for the Hub's sets."),
+    ] = None,
+    tasks: Annotated[str, typer.Option("--tasks", help="'sts', 'dev', or names with commas: STS12,STS-B.")] = "sts",
+    output: Annotated[Path | None, typer.Option("--output", help="A results file NAME.json.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run's results file.")] = False,
+    pooling: Annotated[
+        str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask; for plain encoders.")
+    ] = None,
+    prompt_template: Annotated[
+        str | None, typer.Option("--prompt_template", help="With {sentence} and {mask}; for --pooling mask.")
+    ] = None,
+    text_form: Annotated[str, typer.Option("--text_form", help="tokenized (as the papers) or raw.")] = "tokenized",
+    max_length: Annotated[
+        int | None, typer.Option("--max_length", help="Tokens; the model's limit if left out.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch_size", help="Rows in a batch at most.")] = 64,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda, cuda:1; the GPU where there is one.")
+    ] = None,
+    progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
+) -> None:
+    """Score an encoder on the STS sets."""
+    with one_line_errors():
+        if output is not None and output.suffix != ".json":
+            raise ValueError(f"--output must end in .json, got {output.name!r}")
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        from csekit.evaluation import environment, evaluate_sts, load_encoder, write_results
+
+        sets = _load_tasks(data_dir, tasks, text_form)
+        encoder = load_encoder(
+            path,
+            pooling=pooling,
+            max_length=max_length,
+            device=device,
+            prompt_template=prompt_template,
+            batch_size=batch_size,
+        )
+        started = time.perf_counter()
+        scores = evaluate_sts(encoder, sets, progress=progress)
+        seconds = time.perf_counter() - started
+        typer.echo(sts_table(scores))
+        typer.echo(
+            f"{encoder.name}: {scores.text_form} text, {scores.sentences} distinct sentences, "
+            f"{scores.truncated} cut at {encoder.max_length} tokens, {seconds:.1f} s"
+        )
+        if output is not None:
+            results = {
+                "run": _run(path, encoder, sets, scores.text_form),
+                "sts": scores.to_dict(),
+                "environment": environment(),
+                "seconds": round(seconds, 1),
+            }
+            write_results(output, results, scores.similarities(), overwrite=overwrite)
+            typer.echo(f"written: {output}")
+
+
+def _load_tasks(data_dir: str | None, tasks: str, text_form: str) -> "list[STSTask]":
+    from csekit.evaluation import load_sts, load_sts_hub
+
+    if data_dir is None:
+        raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the STS sets")
+    return load_sts_hub(tasks) if data_dir == "hub" else load_sts(data_dir, tasks, text_form)
+
+
+def _run(path: str, encoder: "TextEncoder", sets: "Sequence[STSTask]", text_form: str) -> dict[str, Any]:
+    """What was run: two results files with an equal ``run`` are of one run."""
+    from csekit.evaluation import checksum
+
+    weights = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []
+    return {
+        "encoder": encoder.describe(),
+        "weights": {file.name: checksum(file) for file in weights},
+        "data": {task.name: task.checksum() for task in sets},
+        "text_form": text_form,
+    }
+
+
+def sts_table(scores: "STSScores") -> str:
+    """Each task with its three aggregates, its sub-corpora below it, the Avg of the seven at the end."""
+    from csekit.evaluation.sts_data import STS_TASKS
+
+    rows = []
+    for name, task in scores.tasks.items():
+        rows.append([name, str(task.n), *(f"{value:.2f}" for value in (task.all, task.mean, task.wmean))])
+        if len(task.subsets) > 1:
+            rows += [
+                [f"  {sub}", f"{row['n']:.0f}", f"{row['spearman']:.2f}", "", ""] for sub, row in task.subsets.items()
+            ]
+    if scores.avg is not None:
+        rows.append(["Avg", str(sum(scores.tasks[name].n for name in STS_TASKS)), f"{scores.avg:.2f}", "", ""])
+    return table(["Spearman x100", "pairs", "all", "mean", "wmean"], rows)
+
+
+@main.command("compare")
+def compare(
+    a: Annotated[str, typer.Argument(help="Results file; files of several seeds with commas between.")],
+    b: Annotated[str, typer.Argument(help="Results file, or files, of the other side.")],
+    resamples: Annotated[int, typer.Option("--resamples", help="Bootstrap resamples.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", help="Of the resampling.")] = 0,
+) -> None:
+    """Is A better than B? Paired bootstrap over sentence pairs."""
+    with one_line_errors():
+        from csekit.evaluation import compare_runs
+
+        side_a, side_b = ([name for name in side.split(",") if name] for side in (a, b))
+        differences = compare_runs(side_a, side_b, resamples=resamples, seed=seed)
+        rows = [
+            [task, f"{d.a:.2f}", f"{d.b:.2f}", f"{d.difference:+.2f}", f"[{d.low:+.2f}, {d.high:+.2f}]", f"{d.p:.4f}"]
+            for task, d in differences.items()
+        ]
+        typer.echo(table(["Spearman x100", "A", "B", "A - B", "95 % interval", "p (A <= B)"], rows))
+        typer.echo(f"{resamples} resamples of the pairs, seed {seed}; p is one-sided")

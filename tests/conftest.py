@@ -1,0 +1,53 @@
+"""Fixtures that several packages' tests share: the data folder, and a tiny BERT with its tokenizer."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORDS = """the a man woman dog cat plays sings runs red blue fast slow guitar ball house tree is was in on .""".split()  # noqa: SIM905
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder named by CSEKIT_DATA; tests that ask for it skip without it."""
+    folder = os.environ.get("CSEKIT_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("CSEKIT_DATA must name the folder with senteval/")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Any:
+    from transformers import BertTokenizer
+
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    return BertTokenizer(vocab={word: i for i, word in enumerate(vocab)}, model_max_length=32)
+
+
+@pytest.fixture
+def tiny_bert(tiny_tokenizer: Any) -> Any:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=len(tiny_tokenizer),
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=40,
+        )
+        return BertModel(config, add_pooling_layer=False)
+
+
+@pytest.fixture
+def tiny_folder(tmp_path: Path, tiny_bert: Any, tiny_tokenizer: Any) -> Path:
+    """A plain Transformers folder with the two."""
+    folder = tmp_path / "tiny-bert"
+    tiny_bert.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
