@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from csekit.evaluation.compare import compare_runs
 from csekit.evaluation.plans import Arguments, Clock, Experiment, Plan, PlanError, Trial
+from csekit.evaluation.results import similarities_path
 
 #: ``compare(results of the baseline, results of the other, both by seed) -> p-value``
 Compare = Callable[[Sequence[Path], Sequence[Path]], float | None]
@@ -107,12 +109,11 @@ class Records:
         record: dict[str, Any] = {**self._public(trial, result), "trial": own}
         path = self.path(trial)
         path.parent.mkdir(parents=True, exist_ok=True)
-        similarities = self.folder(trial) / (result.get("similarities") or "none")
-        if "similarities" in result:
-            record["similarities"] = None
-        if trial.kind in ("final", "command") and similarities.is_file():
-            record["similarities"] = f"{trial.name}.similarities.npz"
-            shutil.copyfile(similarities, path.parent / record["similarities"])
+        entry = record.pop("similarities", None) or {}
+        source = self.folder(trial) / entry.get("file", "none")
+        if trial.kind in ("final", "command") and source.is_file():
+            record["similarities"] = {**entry, "file": similarities_path(path).name}
+            shutil.copyfile(source, similarities_path(path))
         write_json(path, record)
         return record
 
@@ -228,6 +229,12 @@ def summarise(records: Records, compare: Compare | None = None) -> dict[str, Any
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, summary)
     return summary
+
+
+def bootstrap_p_value(baseline: Sequence[Path], other: Sequence[Path]) -> float | None:
+    """One-sided p-value that ``other`` beats ``baseline`` on Avg, by paired bootstrap; None without all seven sets."""
+    average = compare_runs(list(other), list(baseline)).get("Avg")
+    return None if average is None else average.p
 
 
 def chosen_trials(experiment: Experiment, records: Records) -> list[Trial]:

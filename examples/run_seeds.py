@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from csekit.evaluation.plans import Clock, Plan, PlanError, Trial, parse_options
-from csekit.evaluation.trials import Records, chosen_trials, dev_score, matrix, measured_clock, select, summarise
+from csekit.evaluation.trials import (
+    Records,
+    bootstrap_p_value,
+    chosen_trials,
+    dev_score,
+    matrix,
+    measured_clock,
+    select,
+    summarise,
+)
 
 try:
     import fcntl
@@ -119,7 +128,7 @@ def run_all(runner: Runner, plan: Plan, records: Records) -> bool:
         print(f"{experiment.name}: chosen on dev {chosen[1]['dev']:.2f}: {chosen[1]['trial']}{missing}", flush=True)
         outcomes = [runner.run(trial) for trial in chosen_trials(experiment, records)]
         complete &= all(outcomes)
-        summarise(records)
+        summarise(records, bootstrap_p_value)
     return complete and not runner.stopped
 
 
@@ -179,7 +188,7 @@ def main(argv: list[str]) -> int:
             return 2
         runner = Runner(records, clock, args.keep_checkpoints, lock)
         complete = run_all(runner, plan, records)
-    summarise(records)
+    summarise(records, bootstrap_p_value)
     print(f"summary: {args.results_dir / plan.name / 'summary.json'}", flush=True)
     return 143 if runner.stopped else 0 if complete else 1
 

@@ -5,8 +5,8 @@
         --data_dir SentEval/data --output_dir runs/my-encoder               # SimCSE, best by STS-B dev
     accelerate launch examples/run_unsup.py --config examples/configs/informin-bert-base.yaml --train_file …
 
-`--help` lists every argument with its default. The root of `--output_dir` becomes the exported encoder, `training/` what
-`--resume_from_checkpoint True` continues from, `results.json` what was measured. SIGTERM saves and ends with status 143.
+`--help` lists every argument with its default. The root of `--output_dir` becomes the exported encoder, `training/`
+what `--resume_from_checkpoint True` continues from, `results.json` what was measured. SIGTERM saves and ends with 143.
 """
 
 import sys

@@ -78,6 +78,8 @@ class CSEConfig(PreTrainedConfig):
             if self._flat_field(name, add=True) is not None:
                 setattr(self, name, kwargs.pop(name))
         super().__post_init__(**kwargs)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the trainer would fill them in otherwise
+            setattr(self, name, getattr(self.encoder_config, name, None))
         self._check()
 
     def _check(self) -> None:

@@ -30,6 +30,7 @@ class CSETrainingArguments(TrainingArguments):
         metadata={"help": "Training sentences that the label-free criteria are computed on; 0: none."},
     )
 
+    output_dir: str = field(default="runs/csekit", metadata={"help": "The run's folder."})
     learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate."})
     per_device_train_batch_size: int = field(default=64, metadata={"help": "Sentences a step and process."})
     num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the corpus."})
@@ -44,15 +45,13 @@ class CSETrainingArguments(TrainingArguments):
     metric_for_best_model: str | None = field(
         default=None,
         metadata={
-            "help": "stsb_spearman, dev_spearman, or a label-free one: alignment, uniformity, effective_rank. Default: "
-            "the dev set's Spearman where there is a dev set, else the last checkpoint is kept."
+            "help": "stsb_spearman, dev_spearman, or one without labels: alignment, uniformity, effective_rank. "
+            "Default: the dev set's Spearman where there is a dev set, else the last checkpoint is kept."
         },
     )
     logging_steps: float = field(default=25, metadata={"help": "Steps between log entries, each their average."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Would wait for the device at every step."})
-    remove_unused_columns: bool | None = field(
-        default=False, metadata={"help": "The collator reads rows as they are."}
-    )
+    remove_unused_columns: bool = field(default=False, metadata={"help": "The collator reads rows as they are."})
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter is used."})
     accelerator_config: dict | str | None = field(
         default_factory=lambda: {"dispatch_batches": False}, metadata={"help": "As in Transformers."}

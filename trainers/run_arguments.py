@@ -119,7 +119,8 @@ def _early(argv: Sequence[str], preset: dict[str, Any]) -> tuple[str, list[str] 
 
 def build_parser(method: str, objectives: list[str] | None) -> tuple[HfArgumentParser, set[str]]:
     """The parser of a method, and the names of its config fields."""
-    parser = HfArgumentParser([RunArguments, CSETrainingArguments], allow_abbrev=False)
+    kinds: Any = [RunArguments, CSETrainingArguments]
+    parser = HfArgumentParser(kinds, allow_abbrev=False)
     parser.add_argument("--config", help="Preset: a YAML file with these names; the command line wins.")
     taken = {f.name for kind in (RunArguments, CSETrainingArguments) for f in fields(kind)}
     own = {name: kind for name, kind in method_fields(method, objectives).items() if name not in taken}

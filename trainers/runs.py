@@ -99,8 +99,7 @@ def run_results(
     kept = {name: value for name, value in config.items() if name not in ("encoder_config", "transformers_version")}
     encoder = trainer.model.config.encoder_config
     return {
-        "schema": 1,
-        "name": Path(trainer.args.output_dir).name,
+        "name": Path(str(trainer.args.output_dir)).name,
         "method": run.method,
         "backbone": Path(str(run.model_name_or_path)).name,
         "corpus": trainer.corpus.describe(),
@@ -132,7 +131,7 @@ def write_run(
 ) -> Path:
     """Write ``results.json`` (with similarities beside it) and the model card into the run's folder."""
     results = run_results(trainer, run, before, after, seconds)
-    folder = Path(trainer.args.output_dir)
+    folder = Path(str(trainer.args.output_dir))
     similarities = after[1].similarities() if after[1] else None
     path = write_results(folder / "results.json", results, similarities=similarities, overwrite=True)
     write_model_card(folder, results, base_model=str(run.model_name_or_path))

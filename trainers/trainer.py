@@ -29,6 +29,7 @@ from .arguments import CSETrainingArguments
 from .callbacks import EvaluateAtEnd, StopOnTerminate
 from .collator import CSECollator
 from .corpora import Corpus
+from .corpus_datasets import SetEpochCallback, StreamingSentenceDataset
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +92,17 @@ class CSETrainer(Trainer):
             train_dataset=corpus.dataset,
             eval_dataset=dev or sample or ["nothing to evaluate"],
             processing_class=tokenizer,
-            callbacks=[EvaluateAtEnd(), self.stop_on_terminate, *kwargs.pop("callbacks", [])],
+            callbacks=[
+                SetEpochCallback(corpus.dataset),
+                EvaluateAtEnd(),
+                self.stop_on_terminate,
+                *kwargs.pop("callbacks", []),
+            ],
             **kwargs,
         )
+        if isinstance(corpus.dataset, StreamingSentenceDataset):
+            corpus.dataset.repeat = True  # the Trainer takes a stream for one epoch of max_steps
+            corpus.dataset.block_size = args.train_batch_size * args.world_size
 
     def _select(self, args: CSETrainingArguments, dev: Pairs | None) -> None:
         """Settle by which metric the best checkpoint is chosen."""
@@ -112,7 +121,7 @@ class CSETrainer(Trainer):
     @property
     def training_dir(self) -> str:
         """Where checkpoints and trainer state go: ``output_dir/training``."""
-        return os.path.join(self.args.output_dir, TRAINING_FOLDER)
+        return os.path.join(str(self.args.output_dir), TRAINING_FOLDER)
 
     def _get_output_dir(self, trial: Any) -> str:
         return self.training_dir if trial is None else super()._get_output_dir(trial)
@@ -128,7 +137,7 @@ class CSETrainer(Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            source = self.model if model is None else model
+            source: Any = self.model if model is None else model
             decayed = set(self.get_decay_parameter_names(source))
             with_decay = {id(p) for name, p in source.named_parameters() if name in decayed}
             kind, options = self.get_optimizer_cls_and_kwargs(self.args, source)
@@ -274,7 +283,7 @@ class CSETrainer(Trainer):
             return training
         self.state.save_to_json(str(training / "trainer_state.json"))
         try:
-            return self.model.export(self.args.output_dir, self.tokenizer)
+            return self.model.export(str(self.args.output_dir), self.tokenizer)
         except ValueError as error:
             logger.warning("%s", error)
             return training
