@@ -19,6 +19,7 @@ class CSETrainingArguments(TrainingArguments):
       best and last kept (``save_total_limit`` 2): the papers' selection. ``save_steps`` follows ``eval_steps``.
     - ``logging_steps`` 25, ``logging_nan_inf_filter`` off: the filter waits for the device at every step; a loss that
       is not finite is found when it is logged, and stops the run.
+    - ``do_predict``: the test sets are scored once, at the end. A search over settings turns it off.
     - ``remove_unused_columns`` off (the collator reads rows as they are), ``ddp_find_unused_parameters`` off (there
       are none), no dispatching of batches (positions of masked tokens cannot be sliced over processes), ``use_cpu``
       where there is no accelerator (bf16 on CPU asks for it).
@@ -30,6 +31,7 @@ class CSETrainingArguments(TrainingArguments):
         metadata={"help": "Training sentences that the label-free criteria are computed on; 0: none."},
     )
 
+    do_predict: bool = field(default=True, metadata={"help": "Score the test sets at the end."})
     output_dir: str = field(default="runs/csekit", metadata={"help": "The run's folder."})
     learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate."})
     per_device_train_batch_size: int = field(default=64, metadata={"help": "Sentences a step and process."})

@@ -109,9 +109,11 @@ def evaluate(
         if output is not None:
             results = {
                 "run": _run(path, encoder, sets, scores.text_form),
-                "sts": scores.to_dict(),
+                "name": encoder.name,
+                "backbone": encoder.name,
+                "test": scores.to_dict(),
                 "environment": environment(),
-                "seconds": round(seconds, 1),
+                "seconds": {"total": round(seconds, 1)},
             }
             write_results(output, results, scores.similarities(), overwrite=overwrite)
             typer.echo(f"written: {output}")
