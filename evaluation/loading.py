@@ -93,7 +93,8 @@ class SentenceTransformerEncoder(TextEncoder):
         if self.max_length is not None and hasattr(tokenizer, "model_max_length"):
             ids = tokenizer(list(distinct), truncation=False, verbose=False)["input_ids"]
             self.truncated = sum(len(row) > self.max_length for row in ids)
-        embeddings = self.model.encode(
+        model: Any = self.model
+        embeddings = model.encode(
             list(distinct), batch_size=self.batch_size, show_progress_bar=progress, convert_to_numpy=True
         )
         return np.asarray(embeddings, dtype=np.float32)[[distinct[text] for text in texts]]

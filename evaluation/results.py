@@ -121,32 +121,51 @@ def _write_atomically(path: Path, data: bytes) -> None:
 
 
 def pack_similarities(similarities: Similarities) -> bytes:
-    """The compressed arrays of ``NAME.similarities.npz``, about two bytes a pair and some for the gold scores."""
-    arrays: dict[str, np.ndarray] = {}
+    """The compressed arrays of ``NAME.similarities.npz``: under 60 kB for the seven STS sets.
+
+    All tasks in one array each, 16-bit numbers as a plane of high and a plane of low bytes: both compress better so.
+    """
+    steps, ranges, golds = [], [], []
     for task, (values, gold) in similarities.items():
         values = np.asarray(values, dtype=np.float64)
         if values.ndim != 1 or len(values) != len(gold) or not np.isfinite(values).all():
             raise ValueError(f"similarities of {task} must be finite, one for each of {len(gold)} gold scores")
         low, high = float(values.min()), float(values.max())
-        scale = (high - low) / _STEPS or 1.0
-        arrays[f"{task}/steps"] = np.rint((values - low) / scale).astype(np.uint16)
-        arrays[f"{task}/range"] = np.array([low, high])
-        levels, codes = np.unique(np.asarray(gold, dtype=np.float64), return_inverse=True)
-        arrays[f"{task}/levels"], arrays[f"{task}/gold"] = levels, codes.astype(np.uint16)
+        steps.append(np.rint((values - low) / ((high - low) / _STEPS or 1.0)))
+        ranges.append((low, high))
+        golds.append(np.asarray(gold, dtype=np.float64))
+    levels, codes = np.unique(np.concatenate(golds), return_inverse=True)
     stream = io.BytesIO()
-    np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(
+        stream,
+        tasks=np.array(list(similarities)),
+        sizes=np.array([len(gold) for gold in golds]),
+        ranges=np.array(ranges),
+        steps=_planes(np.concatenate(steps)),
+        levels=levels,
+        gold=_planes(codes),
+    )
     return stream.getvalue()
+
+
+def _planes(values: np.ndarray) -> np.ndarray:
+    """(N,) whole numbers below 65,536 to (2, N) bytes."""
+    whole = values.astype(np.uint16)
+    return np.stack([whole >> 8, whole & 255]).astype(np.uint8)
 
 
 def unpack_similarities(data: bytes) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Task to (similarities, gold), float64; a similarity is off by at most 1/131070 of its task's range."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        found = {}
-        for task in sorted({name.rsplit("/", 1)[0] for name in arrays.files}):
-            low, high = arrays[f"{task}/range"]
-            values = low + arrays[f"{task}/steps"].astype(np.float64) * ((high - low) / _STEPS)
-            found[task] = (values, arrays[f"{task}/levels"][arrays[f"{task}/gold"]])
-        return found
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    steps, codes = (arrays[name].astype(np.int64) for name in ("steps", "gold"))
+    steps, codes = 256 * steps[0] + steps[1], 256 * codes[0] + codes[1]
+    found, start = {}, 0
+    for task, size, (low, high) in zip(arrays["tasks"], arrays["sizes"], arrays["ranges"], strict=True):
+        part = slice(start, start + int(size))
+        found[str(task)] = (low + steps[part] * ((high - low) / _STEPS), arrays["levels"][codes[part]])
+        start = part.stop
+    return found
 
 
 def similarities_path(path: str | Path) -> Path:

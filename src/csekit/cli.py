@@ -107,8 +107,8 @@ def evaluate(
             f"{scores.truncated} cut at {encoder.max_length} tokens, {seconds:.1f} s"
         )
         if output is not None:
-            results = {
-                "run": _run(path, encoder, sets, scores.text_form),
+            results: dict[str, Any] = {
+                "run": _run(path, encoder, sets),
                 "name": encoder.name,
                 "backbone": encoder.name,
                 "test": scores.to_dict(),
@@ -127,7 +127,7 @@ def _load_tasks(data_dir: str | None, tasks: str, text_form: str) -> "list[STSTa
     return load_sts_hub(tasks) if data_dir == "hub" else load_sts(data_dir, tasks, text_form)
 
 
-def _run(path: str, encoder: "TextEncoder", sets: "Sequence[STSTask]", text_form: str) -> dict[str, Any]:
+def _run(path: str, encoder: "TextEncoder", sets: "Sequence[STSTask]") -> dict[str, Any]:
     """What was run: two results files with an equal ``run`` are of one run."""
     from csekit.evaluation import checksum
 
@@ -136,7 +136,7 @@ def _run(path: str, encoder: "TextEncoder", sets: "Sequence[STSTask]", text_form
         "encoder": encoder.describe(),
         "weights": {file.name: checksum(file) for file in weights},
         "data": {task.name: task.checksum() for task in sets},
-        "text_form": text_form,
+        "text_form": sets[0].text_form,
     }
 
 

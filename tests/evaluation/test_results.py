@@ -1,0 +1,132 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from csekit.evaluation import results as module
+from csekit.evaluation.correlation import spearman
+from csekit.evaluation.results import (
+    checksum,
+    environment,
+    pack_similarities,
+    read_results,
+    read_similarities,
+    similarities_path,
+    unpack_similarities,
+    write_results,
+)
+
+RUN = {"run": {"encoder": "a"}, "sts": {"avg": np.float32(76.25), "all": [1, float("nan")]}}
+
+
+def values(n: int = 50, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return {"STS12": (rng.uniform(-1, 1, n), rng.integers(0, 26, n) / 5)}
+
+
+def test_round_trip_in_a_stable_layout(tmp_path: Path) -> None:
+    path = write_results(tmp_path / "out/a.json", RUN, values())
+    assert read_results(path)["sts"] == {"avg": 76.25, "all": [1, None]}
+    similarities, gold = read_similarities(path)["STS12"]
+    np.testing.assert_allclose(similarities, values()["STS12"][0], atol=2e-5)
+    assert np.array_equal(gold, values()["STS12"][1])
+    first = path.read_bytes(), similarities_path(path).read_bytes()
+    write_results(path, dict(reversed(RUN.items())), values())
+    assert first == (path.read_bytes(), similarities_path(path).read_bytes())
+    assert sorted(os.listdir(path.parent)) == ["a.json", "a.similarities.npz"]
+    assert json.loads(path.read_text())["similarities"]["file"] == "a.similarities.npz"
+
+
+def test_another_run_is_not_overwritten_unless_told(tmp_path: Path) -> None:
+    path = write_results(tmp_path / "a.json", RUN)
+    other = {"run": {"encoder": "b"}}
+    with pytest.raises(FileExistsError, match="another run"):
+        write_results(path, other)
+    assert read_results(path)["run"] == {"encoder": "a"}
+    write_results(path, {**RUN, "seconds": 3})  # the same run again
+    write_results(path, other, overwrite=True)
+    assert read_results(path)["run"] == {"encoder": "b"}
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) -> None:
+    path = write_results(tmp_path / "a.json", RUN)
+    before = path.read_bytes()
+
+    def fail(*_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(module.os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_results(path, {**RUN, "seconds": 3})
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"data": "/home/someone/data"}, r"results\.data must hold no machine's path"),
+        ({"files": [Path("a.txt")]}, r"results\.files\[0\] must hold no machine's path"),
+        ({"model": object()}, r"results\.model must be JSON .*, got object"),
+    ],
+)
+def test_what_may_not_be_stored(tmp_path: Path, bad: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_results(tmp_path / "a.json", bad)
+    assert os.listdir(tmp_path) == []
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    with pytest.raises(FileNotFoundError, match="no such results file"):
+        read_results(path)
+    for content, message in [("{", "not a JSON file"), ("[]", "not a results file"), ('{"format": 9}', "got 9")]:
+        path.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            read_results(path)
+
+
+def test_similarities_of_another_run_are_refused(tmp_path: Path) -> None:
+    path = write_results(tmp_path / "a.json", RUN, values())
+    similarities_path(path).write_bytes(pack_similarities(values(seed=1)))
+    with pytest.raises(ValueError, match="its sha256 differs"):
+        read_similarities(path)
+    similarities_path(path).unlink()
+    with pytest.raises(FileNotFoundError, match="refers to it"):
+        read_similarities(path)
+
+
+def test_seven_sets_stay_small_and_keep_their_correlation() -> None:
+    """A narrow cone (cosines within 0.01 of each other) must survive: float16 would tie most of its pairs."""
+    rng = np.random.default_rng(0)
+    sizes = {"STS12": 3108, "STS13": 1500, "STS14": 3750, "STS15": 3000, "STS16": 1186, "STS-B": 1379, "SICK-R": 4927}
+    runs = {}
+    for name, n in sizes.items():
+        gold = rng.integers(0, 101, n) / 20
+        runs[name] = (0.99 + 0.001 * (gold / 5 + rng.normal(size=n)), gold)
+    data = pack_similarities(runs)
+    assert len(data) <= 60_000
+    for name, (similarities, gold) in unpack_similarities(data).items():
+        assert 100 * abs(spearman(similarities, gold) - spearman(*runs[name])) < 0.01
+
+
+def test_checksum_of_files_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/x").write_text("1")
+    (tmp_path / "y").write_text("2")
+    first = checksum(tmp_path)
+    assert first == checksum(tmp_path) and len(first) == 64
+    (tmp_path / "y").rename(tmp_path / "z")
+    assert checksum(tmp_path) != first
+    assert checksum(tmp_path / "z") == "d4735e3a265e16eee03f59718b9b5d03019c07d8b6c51f90da3a666eec13ab35"
+    with pytest.raises(FileNotFoundError):
+        checksum(tmp_path / "nothing")
+
+
+def test_environment_can_be_stored(tmp_path: Path) -> None:
+    found = environment()
+    assert found["versions"].keys() == {"csekit", "torch", "transformers", "numpy", "scipy"}
+    assert {"python", "platform", "device", "threads", "commit", "dirty"} <= found.keys()
+    write_results(tmp_path / "a.json", {"environment": found})

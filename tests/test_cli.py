@@ -1,0 +1,87 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from csekit.cli import main
+from csekit.evaluation import read_results, sts_data
+
+
+def run(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], env={"CSEKIT_DATA": None})
+
+
+@pytest.fixture
+def small_data(tmp_path: Path, monkeypatch: Any) -> Path:
+    monkeypatch.setattr(sts_data, "COUNTS", {"STS15": {"belief": 4, "images": 4}})
+    year = tmp_path / "data/STS/STS15-en-test"
+    year.mkdir(parents=True)
+    (year / "STS.input.belief.txt").write_text("a dog\ta cat\na man\ta woman\nred\tred\nthe tree\tthe house\n")
+    (year / "STS.gs.belief.txt").write_text("1\n2\n5\n0\n")
+    (year / "STS.input.images.txt").write_text("sings\tplays\nblue\tred\nfast .\tslow .\ta\na ball\tball\n")
+    (year / "STS.gs.images.txt").write_text("1\n2\n3\n4\n")
+    return tmp_path / "data"
+
+
+def test_eval_prints_a_table_and_writes_results(tmp_path: Path, tiny_folder: Path, small_data: Path) -> None:
+    output = tmp_path / "tiny.json"
+    common = ("--tasks", "STS15", "--data_dir", small_data, "--output", output, "--device", "cpu", "--no_progress")
+    found = run("eval", tiny_folder, "--pooling", "mean", *common)
+    assert found.exit_code == 0, found.output
+    assert "wmean" in found.output and "  belief" in found.output and "14 distinct sentences, 0 cut" in found.output
+    content = read_results(output)
+    assert content["run"]["encoder"]["name"] == "tiny-bert" and content["run"]["encoder"]["pooling"] == "mean"
+    assert content["test"]["tasks"]["STS15"]["n"] == 8 and str(tmp_path) not in output.read_text()
+    assert run("eval", tiny_folder, "--pooling", "mean", *common).exit_code == 0  # the same run again
+    other = run("eval", tiny_folder, "--pooling", "cls", *common)
+    assert other.exit_code == 2 and "another run" in other.output
+    assert run("eval", tiny_folder, "--pooling", "cls", "--overwrite", *common).exit_code == 0
+    compared = run("compare", output, output, "--resamples", "20")
+    assert compared.exit_code == 0 and "+0.00" in compared.output and "1.0000" in compared.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "STS15"], "pooling must be one of 'cls'"),
+        (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "STS1"], "got 'STS1'"),
+        (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "STS15", "--text_form", "x"], "text_form must be"),
+        (["eval", "MODEL", "--data_dir", "MODEL", "--tasks", "STS15"], "holds no STS/"),
+        (["eval", "MODEL", "--tasks", "STS15"], "--data_dir (or the environment variable CSEKIT_DATA)"),
+        (["eval", "./nowhere", "--data_dir", "DATA", "--tasks", "STS15"], "no such folder"),
+        (["eval", "MODEL", "--data_dir", "DATA", "--output", "a.txt"], "must end in .json"),
+        (["compare", "a.json", "b.json"], "no such results file"),
+    ],
+)
+def test_errors_are_one_line(tiny_folder: Path, small_data: Path, arguments: list[str], message: str) -> None:
+    names = {"MODEL": str(tiny_folder), "DATA": str(small_data)}
+    found = run(*(names.get(argument, argument) for argument in arguments))
+    assert found.exit_code == 2 and message in found.output and "Traceback" not in found.output
+    assert found.output.count("\n") == 1 and found.output.startswith("error: ")
+
+
+def test_help_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys\n"
+        "from csekit.cli import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit as stop:\n    assert not stop.code\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'scipy', 'numpy'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert "eval" in found.stdout and "compare" in found.stdout
+
+
+def test_compare_needs_no_torch() -> None:
+    code = "import sys, csekit.evaluation.compare\nassert not {'torch', 'transformers'} & sys.modules.keys()"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+
+
+def test_version() -> None:
+    assert run("--version").output.startswith("csekit ")
