@@ -34,6 +34,7 @@ class MaskedLMConfig(ObjectiveConfig):
     views: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.probability < 1:
             raise ValueError(f"mlm_probability must lie between 0 and 1, got {self.probability!r}")
         if self.views not in (1, 2):

@@ -33,8 +33,9 @@ def pool(pooling: str, hidden_states: Sequence[Tensor], mask_NL: Tensor, mask_of
     """Pool the states of N sentences.
 
     Arguments:
-        pooling: ``cls`` (the first real token), ``mean``, ``first_last_mean``, ``top2_mean`` or ``mask``. "First" is the output of the first
-            layer (``hidden_states[1]``; ``[0]`` would be the embeddings), as in SimCSE since its fix.
+        pooling: ``cls`` (the first real token), ``mean``, ``first_last_mean``, ``top2_mean`` or ``mask``. "First" is
+            the output of the first layer (``hidden_states[1]``; ``[0]`` would be the embeddings), as in SimCSE since
+            its fix.
         hidden_states: (N, L, H) each; embeddings first, last layer last. Only the last is needed for ``cls``, ``mean``
             and ``mask``.
         mask_NL: 1 for real tokens.

@@ -125,7 +125,7 @@ def disturb() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """``checkpoint(family, dropout=None)``: a folder with a masked LM of the family, biases not zero, and tokenizer."""
+    """``checkpoint(family, dropout=None)``: a folder with a masked LM of the family and a tokenizer."""
     folders: dict[tuple[str, float | None], Path] = {}
 
     def make(family: str, dropout: float | None = None) -> Path:
