@@ -183,6 +183,15 @@ class CSEConfig(PreTrainedConfig):
         """H, the encoder's."""
         return int(self.encoder_config.hidden_size)
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        kind = config_dict.get("model_type", cls.model_type)
+        if kind != cls.model_type and "encoder_config" not in config_dict:
+            raise ValueError(
+                f"{cls.__name__} is not the config of a {kind!r} model: start from an encoder with from_backbone"
+            )
+        return super().from_dict(config_dict, **kwargs)
+
     def to_dict(self) -> dict[str, Any]:
         output = super().to_dict()
         output["encoder_config"].pop("_name_or_path", None)  # a folder of the machine that trained

@@ -20,7 +20,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "xlm-roberta": {**_SIZES, **_FROM_PAD},
     "distilbert": {"n_layers": 2, "n_heads": 2, "hidden_dim": 24, "dim": HIDDEN},
     "electra": {**_SIZES, "embedding_size": 8},
-    "mpnet": {**_SIZES, **_FROM_PAD, "relative_attention_num_buckets": 8},
+    "mpnet": {**_SIZES, **_FROM_PAD, "relative_attention_num_buckets": 32},
     "modernbert": {
         **_SIZES,
         "num_hidden_layers": 3,
