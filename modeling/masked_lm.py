@@ -48,11 +48,15 @@ class _Passthrough(nn.Module):
         return BaseModelOutput(last_hidden_state=inputs_embeds)
 
 
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+def _take_out(model: nn.Module, decoder: nn.Module, vocabulary: int) -> None:
+    """Put an identity in the decoder's place; its parent may hold an alias of the output bias, which goes too."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if child is old:
-                setattr(module, name, new)
+            if child is decoder:
+                setattr(module, name, nn.Identity())
+                for alias, parameter in list(module.named_parameters(recurse=False)):
+                    if parameter.shape == (vocabulary,):
+                        module.register_parameter(alias, None)
 
 
 class MaskedLMHead(nn.Module):
@@ -71,11 +75,7 @@ class MaskedLMHead(nn.Module):
             model = AutoModelForMaskedLM.from_config(config)
         setattr(model, model.base_model_prefix, _Passthrough())
         decoder = model.get_output_embeddings()
-        _replace(model, decoder, nn.Identity())
-        for module in model.modules():
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                if parameter.shape == (decoder.out_features,):  # the family's own alias of the output bias
-                    module.register_parameter(name, None)
+        _take_out(model, decoder, decoder.out_features)
         self.model = model.to_empty(device=device)
         self.bias = nn.Parameter(torch.zeros(decoder.out_features)) if decoder.bias is not None else None
 

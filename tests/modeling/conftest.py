@@ -42,7 +42,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "pos_att_type": ["p2c", "c2p"],
         "position_biased_input": False,
     },
-    "albert": {**_SIZES, "embedding_size": 8},
+    "albert": {**_SIZES, "embedding_size": 8, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
 }
 
 
