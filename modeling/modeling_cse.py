@@ -235,7 +235,7 @@ class CSEModel(PreTrainedModel):
         """Write the plain encoder with its pooling metadata: what ``AutoModel`` and ``SentenceTransformer`` load.
 
         Raises:
-            ValueError: a pooling that has no native form in sentence-transformers.
+            ValueError: a pooling that has no native form in sentence-transformers, or a prompt template.
         """
         return export_encoder(self, Path(path), tokenizer)
 
