@@ -136,5 +136,5 @@ class MaskedLM(Objective):
         logits = self.head(states.flatten(0, 1).index_select(0, positions), encode.word_embeddings)
         loss = token_mean(token_cross_entropy_sum(logits, labels), len(labels))
         correct = (logits.detach().argmax(-1) == labels).float()
-        accuracy = correct.sum() / max(len(labels), 1)
+        accuracy = token_mean(correct.sum(), len(labels))
         return {"mlm": self.config.weight * loss}, {"mlm_accuracy": accuracy}

@@ -2,30 +2,21 @@
 
 import copy
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoModel
 
 import csekit.modeling.modeling_cse as modeling_cse
 from csekit.modeling import (
-    OBJECTIVES,
     CSEModel,
-    InforMinConfig,
     InforMinModel,
-    MaskingSpec,
-    Objective,
-    ObjectiveConfig,
     SimCSEConfig,
     SimCSEModel,
 )
-from csekit.modeling.configuration_cse import dropout_fields
 
 B, L, H = 4, 9, 16
 
@@ -322,177 +313,3 @@ def test_a_hard_negative_equal_to_the_query_is_masked(informin, make_batch, naiv
     expected = naive.info_nce(z[0], torch.cat([z[1], z[2]]), 0.05, excluded={(3, B + 1)})
     torch.testing.assert_close(output.loss.double(), expected, rtol=1e-4, atol=1e-5)
     assert output.metrics["identical_texts"] == 1
-
-
-# Loading and saving
-
-
-def test_from_backbone_copies_weights_bitwise(checkpoint):
-    model = InforMinModel.from_backbone(checkpoint("bert"), reconstruction_weight=4.0)
-    source = AutoModel.from_pretrained(checkpoint("bert"), add_pooling_layer=False).state_dict()
-    assert model.backbone.state_dict().keys() == source.keys()
-    assert all(torch.equal(value, source[name]) for name, value in model.backbone.state_dict().items())
-    assert model.config.reconstruction_weight == 4.0
-    assert all(value.device.type == "cpu" for value in (*model.parameters(), *model.buffers()))
-
-
-def test_from_backbone_is_ready_for_inference_throughout(checkpoint, make_batch):
-    """As Transformers' from_pretrained: the whole model is in eval mode (was: dropout off, batchnorm on)."""
-    model = InforMinModel.from_backbone(checkpoint("bert"), projector="batchnorm", mlm_weight=0.1)
-    assert not any(module.training for module in model.modules())
-    batch = make_batch(B, 0, L)
-    assert torch.equal(model(**batch).sentence_embedding, model(**batch).sentence_embedding)
-
-
-def test_from_backbone_refuses_unknown_fields(checkpoint):
-    with pytest.raises(ValueError, match=r"no field 'temprature'; did you mean one of \['temperature'"):
-        SimCSEModel.from_backbone(checkpoint("bert"), temprature=0.1)
-    with pytest.raises(ValueError, match="'mlm_probability' must be a field of exactly one objective"):
-        SimCSEModel.from_backbone(checkpoint("bert"), mlm_probability=0.1)
-
-
-def test_from_backbone_refuses_a_checkpoint_that_lacks_weights(encoder_config, tmp_path):
-    model = AutoModel.from_config(encoder_config("bert"))
-    state = {name: value for name, value in model.state_dict().items() if "layer.1.output" not in name}
-    model.save_pretrained(tmp_path, state_dict=state)
-    with pytest.raises(ValueError, match=r"lacks 4 weights of BertModel, e.g. 'encoder.layer.1.output"):
-        SimCSEModel.from_backbone(tmp_path)
-
-
-def test_dropout_argument(checkpoint, family):
-    model = SimCSEModel.from_backbone(checkpoint(family), dropout=0.37)
-    assert dropout_fields(model.config.encoder_config) and set(
-        dropout_fields(model.config.encoder_config).values()
-    ) == {0.37}
-    heads = {n: v for n, v in vars(model.config.encoder_config).items() if "dropout" in n and "classif" in n}
-    assert all(value != 0.37 for value in heads.values())
-    modules = [module for module in model.backbone.modules() if isinstance(module, nn.Dropout)]
-    assert {module.p for module in modules} == {0.37}
-    assert set(dropout_fields(model.backbone.config).values()) == {0.37}
-
-
-def same_state(a: nn.Module, b: nn.Module) -> None:
-    left, right = a.state_dict(), b.state_dict()
-    assert left.keys() == right.keys()
-    different = [name for name, value in left.items() if not torch.equal(value, right[name])]
-    assert not different
-
-
-@pytest.mark.parametrize("projector", ["tanh", "batchnorm", "linear", "none"])
-def test_save_and_reload_bitwise(checkpoint, make_batch, add_copies, tmp_path, projector):
-    model = InforMinModel.from_backbone(checkpoint("bert"), projector=projector, mlm_weight=0.1).train()
-    model(**add_copies(make_batch(B, 1, L))).loss.backward()  # moves running statistics
-    model.save_pretrained(tmp_path / "one")
-    again = InforMinModel.from_pretrained(tmp_path / "one")
-    by_auto = AutoModel.from_pretrained(tmp_path / "one")
-    assert type(again) is type(by_auto) is InforMinModel and not again.training
-    same_state(model, again)
-    same_state(model, by_auto)
-    again.save_pretrained(tmp_path / "two")
-    for name in ("config.json", "model.safetensors"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
-    assert str(checkpoint("bert")) not in (tmp_path / "one" / "config.json").read_text()
-
-
-def test_nothing_is_stored_twice(checkpoint, tmp_path):
-    model = InforMinModel.from_backbone(checkpoint("bert"), mlm_weight=0.1)
-    pointers = [value.data_ptr() for value in model.state_dict().values() if value.numel()]
-    assert len(set(pointers)) == len(pointers)
-    model.save_pretrained(tmp_path)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert saved.keys() == model.state_dict().keys()
-    assert {name.split(".")[0] for name in saved} == {"backbone", "projector", "objectives"}
-    matrices = [name for name, value in saved.items() if value.shape == (97, H)]
-    assert matrices == ["backbone.embeddings.word_embeddings.weight"]
-
-
-def test_from_backbone_refuses_a_training_checkpoint_and_from_pretrained_a_backbone(checkpoint, tmp_path):
-    SimCSEModel.from_backbone(checkpoint("bert")).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"training checkpoint: .*from_pretrained"):
-        SimCSEModel.from_backbone(tmp_path)
-    with pytest.raises(ValueError, match=r"'bert'.*from_backbone"):
-        SimCSEModel.from_pretrained(checkpoint("bert"))
-
-
-# An objective from outside
-
-
-@dataclass
-class FarConfig(ObjectiveConfig):
-    name: ClassVar[str] = "far"
-    weight: float = 0.5
-    rate: float = 0.2
-
-
-class Far(Objective):
-    """Uses all of the mechanism: masked copies, an own group, frozen weights outside the state dict."""
-
-    config_class = FarConfig
-
-    def __init__(self, config: Any, encoder_config: Any) -> None:
-        super().__init__(config, encoder_config)
-        self.layer = nn.Linear(encoder_config.hidden_size, 1)
-        self.frozen: list[Tensor] = []
-        self.fetched = 0
-
-    @property
-    def batch_spec(self) -> MaskingSpec:
-        return MaskingSpec(probability=self.config.rate, views=1)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": list(self.layer.parameters()), "lr_scale": 10.0, "clip_group": "far"}]
-
-    def load_frozen(self) -> None:
-        self.fetched += 1
-
-    def forward(self, views, batch, encode):
-        states = encode(batch["far_input_ids"], views.attention_mask[: len(batch["far_input_ids"])])
-        loss = self.layer(states[:, 0] - views.h[0]).square().mean()
-        return {"far": self.config.weight * loss}, {"far_size": loss.detach()}
-
-
-@pytest.fixture
-def far(monkeypatch):
-    monkeypatch.setitem(OBJECTIVES, "far", Far)
-
-
-def test_an_objective_from_outside(far, checkpoint, make_batch, tmp_path):
-    model = CSEModel.from_backbone(checkpoint("bert"), far_weight=0.3, rate=0.4, mlm_weight=0.1)
-    assert list(model.objectives) == ["far", "mlm"]
-    assert model.objectives["far"].fetched == 1
-    assert model.batch_specs["far"] == MaskingSpec(probability=0.4, views=1)
-    assert list(model.batch_specs) == ["far", "mlm"]
-    del model.objectives["mlm"]
-    batch = make_batch(B, 1, L)
-    output = model.train()(**batch, far_input_ids=batch["input_ids"].squeeze(1))
-    assert output.loss_dict["far"].item() == pytest.approx(0.3 * output.metrics["far_size"].item())
-    output.loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_training_true_loads_frozen_networks(far, checkpoint, tmp_path):
-    CSEModel.from_backbone(checkpoint("bert"), far_weight=0.3).save_pretrained(tmp_path)
-    assert CSEModel.from_pretrained(tmp_path).objectives["far"].fetched == 0
-    assert CSEModel.from_pretrained(tmp_path, training=True).objectives["far"].fetched == 1
-    model, info = CSEModel.from_pretrained(tmp_path, training=True, output_loading_info=True)
-    assert model.objectives["far"].fetched == 1 and not info["missing_keys"]
-
-
-def test_parameter_groups_hold_every_trainable_parameter_once(far, checkpoint):
-    model = CSEModel.from_backbone(checkpoint("bert"), far_weight=0.3, mlm_weight=0.1)
-    model.backbone.embeddings.requires_grad_(False)
-    groups = model.parameter_groups()
-    assert [(group["lr_scale"], group["clip_group"]) for group in groups] == [(1.0, "encoder"), (10.0, "far")]
-    listed = [id(parameter) for group in groups for parameter in group["params"]]
-    trainable = [id(parameter) for parameter in model.parameters() if parameter.requires_grad]
-    assert len(set(listed)) == len(listed) and set(listed) == set(trainable)
-    assert [group["clip_group"] for group in SimCSEModel.from_backbone(checkpoint("bert")).parameter_groups()] == [
-        "encoder"
-    ]
-
-
-def test_config_of_a_saved_objective_from_outside(far, checkpoint, tmp_path):
-    CSEModel.from_backbone(checkpoint("bert"), far_weight=0.3, rate=0.4).save_pretrained(tmp_path)
-    assert CSEModel.from_pretrained(tmp_path).config.objectives == [FarConfig(weight=0.3, rate=0.4)]
-    assert InforMinConfig(far_weight=0.3).far_rate == 0.2
