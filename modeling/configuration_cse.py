@@ -1,6 +1,7 @@
 """The configuration of all methods: an encoder, a pooling, a projector, one contrastive loss, a list of objectives."""
 
 import difflib
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -70,23 +71,37 @@ class CSEConfig(PreTrainedConfig):
         if self.encoder_config is None:
             self.encoder_config = AutoConfig.for_model("bert")
         elif isinstance(self.encoder_config, dict):
-            fields = {name: value for name, value in self.encoder_config.items() if name != "model_type"}
-            self.encoder_config = AutoConfig.for_model(self.encoder_config["model_type"], **fields)
+            fields = dict(self.encoder_config)
+            if "model_type" not in fields:
+                raise ValueError(f"encoder_config must have a 'model_type', got {self.encoder_config!r}")
+            self.encoder_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
         given = self.default_objectives() if self.objectives is None else self.objectives
         self.objectives = [_objective_config(objective) for objective in given]
-        for name in list(kwargs):
-            if self._flat_field(name, add=True) is not None:
-                setattr(self, name, kwargs.pop(name))
+        self._set_flat(kwargs)
         super().__post_init__(**kwargs)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the trainer would fill them in otherwise
             setattr(self, name, getattr(self.encoder_config, name, None))
         self._check()
 
+    def _set_flat(self, kwargs: dict[str, Any]) -> None:
+        """Take the objectives' flat fields out of ``kwargs``; weights first, since they add objectives."""
+        from .registry import OBJECTIVES
+
+        for name in sorted(kwargs, key=lambda name: not name.endswith("_weight")):
+            if self._flat_field(name, add=True) is not None:
+                setattr(self, name, kwargs.pop(name))
+            elif name in self.flat_names(list(OBJECTIVES)):
+                own = [objective.name for objective in self.objectives]
+                raise ValueError(
+                    f"{name!r} must be a field of exactly one objective, got objectives {own}; "
+                    f"<objective>_weight adds one of {list(OBJECTIVES)}"
+                )
+
     def _check(self) -> None:
         _one_of("pooling", self.pooling, POOLINGS)
         _one_of("projector", self.projector, PROJECTORS)
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be greater than 0, got {self.temperature!r}")
+        if not isinstance(self.temperature, int | float) or not self.temperature > 0:
+            raise ValueError(f"temperature must be a number greater than 0, got {self.temperature!r}")
         if self.pooling == "mask" and self.prompt_template is None:
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
         names = [objective.name for objective in self.objectives]
@@ -96,7 +111,9 @@ class CSEConfig(PreTrainedConfig):
     # Flat access to the objectives' fields
 
     def _flat_field(self, key: str, add: bool = False) -> tuple[ObjectiveConfig, str] | None:
-        objectives = self.__dict__.get("objectives") or []
+        objectives = self.__dict__.get("objectives")
+        if objectives is None:
+            return None
         for objective in objectives:
             field = key.removeprefix(f"{objective.name}_")
             if field != key and field in objective.field_names():
@@ -122,6 +139,7 @@ class CSEConfig(PreTrainedConfig):
     def __setattr__(self, key: str, value: Any) -> None:
         flat = None if key.startswith("_") or key in type(self).__dataclass_fields__ else self._flat_field(key)
         if flat is not None:
+            replace(flat[0], **{flat[1]: value})  # checks the value
             setattr(*flat, value)
         else:
             super().__setattr__(key, value)
@@ -166,6 +184,15 @@ class CSEConfig(PreTrainedConfig):
     def hidden_size(self) -> int:
         """H, the encoder's."""
         return int(self.encoder_config.hidden_size)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        kind = config_dict.get("model_type", cls.model_type)
+        if kind != cls.model_type and "encoder_config" not in config_dict:
+            raise ValueError(
+                f"{cls.__name__} is not the config of a {kind!r} model: start from an encoder with from_backbone"
+            )
+        return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         output = super().to_dict()

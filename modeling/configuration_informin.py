@@ -23,6 +23,7 @@ class ReconstructionConfig(ObjectiveConfig):
     reconstruction: str = "squared_norm"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.reconstruction not in RECONSTRUCTIONS:
             allowed = ", ".join(map(repr, RECONSTRUCTIONS))
             raise ValueError(f"reconstruction must be one of {allowed}, got {self.reconstruction!r}")

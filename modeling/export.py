@@ -3,14 +3,16 @@
 Without pooling metadata sentence-transformers falls back to mean pooling and says so only in passing.
 """
 
+import copy
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 if TYPE_CHECKING:
     from .modeling_cse import CSEModel
@@ -32,22 +34,31 @@ _IDENTITY, _TANH, _RELU = (
 )
 
 
-def check_exportable(pooling: str) -> None:
-    """Raise ValueError for a pooling that has no native form in sentence-transformers."""
+def check_exportable(pooling: str, prompt_template: str | None = None) -> None:
+    """Raise ValueError for a pooling that has no native form in sentence-transformers, and for a template, which a
+    plain tokenizer would leave out."""
     if pooling not in EXPORTABLE_POOLINGS:
         allowed = ", ".join(map(repr, EXPORTABLE_POOLINGS))
         raise ValueError(
             f"an encoder with pooling {pooling!r} cannot be exported: sentence-transformers has no such pooling "
             f"(it has {allowed}) and would silently use another; load its training checkpoint with csekit instead"
         )
+    if prompt_template is not None:
+        raise ValueError(
+            f"an encoder with prompt_template {prompt_template!r} cannot be exported: whoever loads the folder would "
+            "encode sentences without it; load its training checkpoint with csekit instead"
+        )
 
 
 def length_limit(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Tokens that the encoder can read, special ones included: the tokenizer's limit or its positions."""
     positions = getattr(backbone.config, "max_position_embeddings", None) or 512
-    for module in backbone.modules():
-        if isinstance(module, nn.Embedding) and module.num_embeddings == positions and module.padding_idx is not None:
-            return min(tokenizer.model_max_length, positions - module.padding_idx - 1)  # RoBERTa counts from there
+    tables = [
+        m for m in backbone.modules() if isinstance(m, nn.Embedding) and m is not backbone.get_input_embeddings()
+    ]
+    for table in tables:
+        if table.num_embeddings == positions and table.padding_idx is not None:
+            return int(min(tokenizer.model_max_length, positions - table.padding_idx - 1))  # RoBERTa counts from there
     return int(min(tokenizer.model_max_length, positions))
 
 
@@ -76,6 +87,16 @@ def fold(linear: nn.Linear, norm: nn.BatchNorm1d) -> nn.Linear:
     return folded
 
 
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path, limit: int) -> None:
+    """Save a copy with this length limit, without the truncation and padding of the caller's last call."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.model_max_length = limit
+    if isinstance(tokenizer, PreTrainedTokenizerFast):
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+    tokenizer.save_pretrained(path)
+
+
 def _write(path: Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -88,14 +109,14 @@ def export_encoder(model: "CSEModel", path: Path, tokenizer: PreTrainedTokenizer
     modules behind the pooling; ``AutoModel`` alone then gives the state before it.
 
     Raises:
-        ValueError: a pooling that has no native form in sentence-transformers.
+        ValueError: a pooling that has no native form in sentence-transformers, or a prompt template.
     """
-    check_exportable(model.config.pooling)
+    check_exportable(model.config.pooling, model.config.prompt_template)
     limit = length_limit(model.backbone, tokenizer)
     model.backbone.save_pretrained(path)
-    own_limit, tokenizer.model_max_length = tokenizer.model_max_length, limit
-    tokenizer.save_pretrained(path)
-    tokenizer.model_max_length = own_limit
+    _save_tokenizer(tokenizer, path, limit)
+    for stale in path.glob("[0-9]_Dense"):
+        shutil.rmtree(stale)
 
     modules = [("", _TRANSFORMER), ("1_Pooling", _POOLING)]
     width = model.config.hidden_size

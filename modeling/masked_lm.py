@@ -34,6 +34,7 @@ class MaskedLMConfig(ObjectiveConfig):
     views: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.probability < 1:
             raise ValueError(f"mlm_probability must lie between 0 and 1, got {self.probability!r}")
         if self.views not in (1, 2):
@@ -47,11 +48,15 @@ class _Passthrough(nn.Module):
         return BaseModelOutput(last_hidden_state=inputs_embeds)
 
 
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+def _take_out(model: nn.Module, decoder: nn.Module, vocabulary: int) -> None:
+    """Put an identity in the decoder's place; its parent may hold an alias of the output bias, which goes too."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if child is old:
-                setattr(module, name, new)
+            if child is decoder:
+                setattr(module, name, nn.Identity())
+                for alias, parameter in list(module.named_parameters(recurse=False)):
+                    if parameter.shape == (vocabulary,):
+                        module.register_parameter(alias, None)
 
 
 class MaskedLMHead(nn.Module):
@@ -70,11 +75,7 @@ class MaskedLMHead(nn.Module):
             model = AutoModelForMaskedLM.from_config(config)
         setattr(model, model.base_model_prefix, _Passthrough())
         decoder = model.get_output_embeddings()
-        _replace(model, decoder, nn.Identity())
-        for module in model.modules():
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                if parameter.shape == (decoder.out_features,):  # the family's own alias of the output bias
-                    module.register_parameter(name, None)
+        _take_out(model, decoder, decoder.out_features)
         self.model = model.to_empty(device=device)
         self.bias = nn.Parameter(torch.zeros(decoder.out_features)) if decoder.bias is not None else None
 
@@ -135,5 +136,5 @@ class MaskedLM(Objective):
         logits = self.head(states.flatten(0, 1).index_select(0, positions), encode.word_embeddings)
         loss = token_mean(token_cross_entropy_sum(logits, labels), len(labels))
         correct = (logits.detach().argmax(-1) == labels).float()
-        accuracy = correct.sum() / max(len(labels), 1)
+        accuracy = token_mean(correct.sum(), len(labels))
         return {"mlm": self.config.weight * loss}, {"mlm_accuracy": accuracy}

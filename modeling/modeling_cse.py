@@ -82,7 +82,7 @@ class CSEModel(PreTrainedModel):
         attn_implementation: str | None = None,
         **config: Any,
     ) -> "CSEModel":
-        """Start training from any encoder checkpoint.
+        """Start training from any encoder checkpoint. Like ``from_pretrained``, gives a model in eval mode.
 
         Arguments:
             name_or_path: Hub id or folder of an encoder that ``AutoModel`` loads.
@@ -97,6 +97,8 @@ class CSEModel(PreTrainedModel):
         name_or_path = str(name_or_path)
         cls.config_class.check_names(list(config))
         encoder_config = AutoConfig.from_pretrained(name_or_path)
+        if isinstance(encoder_config, CSEConfig):
+            raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
         encoder_config.dtype = torch.float32
         if dropout is not None:
             for field in dropout_fields(encoder_config):
@@ -112,7 +114,7 @@ class CSEModel(PreTrainedModel):
         for objective in model.auxiliaries():
             objective.init_from_checkpoint(name_or_path)
             objective.load_frozen()
-        return model
+        return cast("CSEModel", model.eval())
 
     @classmethod
     def from_pretrained(cls, *args: Any, training: bool = False, **kwargs: Any) -> Any:
@@ -212,17 +214,19 @@ class CSEModel(PreTrainedModel):
             loss = info_nce(logits_BK, positives_B, excluded)
             if config.symmetric:
                 backwards_BK = cosine_logits(z[1], gather_rows(z[0]), config.temperature)
-                loss = (
-                    loss
-                    + info_nce(backwards_BK, positives_B, None if excluded is None else excluded[:, : len(keys[0])])
-                ) / 2
+                if config.mask_identical:
+                    excluded, _ = self.identical_texts(views, positives_B, slice(1))
+                loss = (loss + info_nce(backwards_BK, positives_B, excluded)) / 2
         return {"contrastive": loss}, metrics | {"identical_texts": identical}
 
     @torch.no_grad()
-    def identical_texts(self, views: Views, positives_B: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, K) where a key has the text of a row's query or positive, and how many rows meet such a key."""
+    def identical_texts(
+        self, views: Views, positives_B: Tensor, columns: slice = slice(1, None)
+    ) -> tuple[Tensor, Tensor]:
+        """(B, K) where a key, of the views ``columns``, has the text of a row's query or positive, its own positive
+        aside; and how many rows meet such a key."""
         texts = text_keys(views.input_ids, views.attention_mask).unflatten(0, (views.h.shape[0], -1))
-        keys_K = torch.cat([gather_rows(view) for view in texts[1:]])
+        keys_K = torch.cat([gather_rows(view) for view in texts[columns]])
         same_BK = (keys_K == texts[0][:, None]) | (keys_K == texts[1][:, None])
         others_BK = same_BK.scatter(1, positives_B[:, None], False)
         return others_BK, others_BK.any(1).sum().float()
@@ -231,7 +235,7 @@ class CSEModel(PreTrainedModel):
         """Write the plain encoder with its pooling metadata: what ``AutoModel`` and ``SentenceTransformer`` load.
 
         Raises:
-            ValueError: a pooling that has no native form in sentence-transformers.
+            ValueError: a pooling that has no native form in sentence-transformers, or a prompt template.
         """
         return export_encoder(self, Path(path), tokenizer)
 
@@ -273,7 +277,7 @@ def load_backbone(
 
 def text_keys(input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
     """(N,) int64: equal for equal texts whatever their padding, different (up to chance, 2⁻⁶⁴) for others."""
-    positions = torch.arange(input_ids_NL.shape[1], device=input_ids_NL.device)
+    positions = attention_mask_NL.cumsum(1)
     mixed = (input_ids_NL + 1) * 0x1E3779B97F4A7C15 + positions * 0x3F58476D1CE4E5B9
     for _ in range(2):
         mixed = (mixed ^ (mixed >> 29)) * 0x14D049BB133111EB

@@ -45,6 +45,10 @@ class ObjectiveConfig:
     name: ClassVar[str] = ""
     weight: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.weight, int | float):
+            raise ValueError(f"{self.name}_weight must be a number, got {self.weight!r}")
+
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, **asdict(self)}
 

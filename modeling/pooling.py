@@ -21,12 +21,11 @@ def mean_over_tokens(states_NLH: Tensor, mask_NL: Tensor) -> Tensor:
 
 def at_offset(states_NLH: Tensor, mask_NL: Tensor, offset: int) -> Tensor:
     """The state ``offset`` tokens behind the first attended token (≥ 0), or counted from the last (−1 is the last)."""
-    length = mask_NL.shape[1]
-    positions = torch.arange(length, device=mask_NL.device)
+    real_NL = mask_NL.to(torch.int32)
     if offset >= 0:
-        index_N = torch.where(mask_NL.bool(), positions, length).amin(1) + offset
+        index_N = real_NL.argmax(1) + offset
     else:
-        index_N = torch.where(mask_NL.bool(), positions, -1).amax(1) + 1 + offset
+        index_N = mask_NL.shape[1] - real_NL.flip(1).argmax(1) + offset
     return states_NLH[torch.arange(len(states_NLH), device=mask_NL.device), index_N]
 
 
@@ -34,8 +33,9 @@ def pool(pooling: str, hidden_states: Sequence[Tensor], mask_NL: Tensor, mask_of
     """Pool the states of N sentences.
 
     Arguments:
-        pooling: ``cls``, ``mean``, ``first_last_mean``, ``top2_mean`` or ``mask``. "First" is the output of the first
-            layer (``hidden_states[1]``; ``[0]`` would be the embeddings), as in SimCSE since its fix.
+        pooling: ``cls`` (the first real token), ``mean``, ``first_last_mean``, ``top2_mean`` or ``mask``. "First" is
+            the output of the first layer (``hidden_states[1]``; ``[0]`` would be the embeddings), as in SimCSE since
+            its fix.
         hidden_states: (N, L, H) each; embeddings first, last layer last. Only the last is needed for ``cls``, ``mean``
             and ``mask``.
         mask_NL: 1 for real tokens.
@@ -49,7 +49,7 @@ def pool(pooling: str, hidden_states: Sequence[Tensor], mask_NL: Tensor, mask_of
     """
     last_NLH = hidden_states[-1]
     if pooling == "cls":
-        return last_NLH[:, 0]
+        return at_offset(last_NLH, mask_NL, 0)
     if pooling == "mean":
         return mean_over_tokens(last_NLH, mask_NL)
     if pooling == "first_last_mean":

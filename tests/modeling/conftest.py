@@ -1,0 +1,237 @@
+"""Tiny random encoders of every family, batches for them, and the papers' formulas as naive loops."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedTokenizerFast
+
+VOCABULARY, HIDDEN, POSITIONS = 97, 16, 40
+_SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "hidden_size": HIDDEN}
+_FROM_PAD = {"max_position_embeddings": POSITIONS + 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": _SIZES,
+    "roberta": {**_SIZES, **_FROM_PAD},
+    "xlm-roberta": {**_SIZES, **_FROM_PAD},
+    "distilbert": {"n_layers": 2, "n_heads": 2, "hidden_dim": 24, "dim": HIDDEN},
+    "electra": {**_SIZES, "embedding_size": 8},
+    "mpnet": {**_SIZES, **_FROM_PAD, "relative_attention_num_buckets": 32},
+    "modernbert": {
+        **_SIZES,
+        "num_hidden_layers": 3,
+        "local_attention": 8,
+        "embedding_dropout": 0.1,
+        "mlp_dropout": 0.1,
+        "attention_dropout": 0.1,
+        "bos_token_id": 1,
+        "cls_token_id": 1,
+        "eos_token_id": 2,
+        "sep_token_id": 2,
+    },
+    "deberta-v2": {
+        **_SIZES,
+        "relative_attention": True,
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+    },
+    "albert": {**_SIZES, "embedding_size": 8, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with an argument ``family`` runs once for each family."""
+    if "family" in metafunc.fixturenames:
+        metafunc.parametrize("family", list(FAMILIES))
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _one_thread() -> Iterator[None]:
+    """Tiny matrices lose more by threads than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def _encoder_config(family: str, dropout: float | None = None, **fields: Any) -> PreTrainedConfig:
+    common = {"vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS, "pad_token_id": 0}
+    config = AutoConfig.for_model(family, **{**common, "initializer_range": 0.2, **FAMILIES[family], **fields})
+    for name in [name for name in vars(config) if "dropout" in name and dropout is not None]:
+        if isinstance(getattr(config, name), float):
+            setattr(config, name, dropout)
+    return config
+
+
+@pytest.fixture(scope="session")
+def encoder_config() -> Callable[..., PreTrainedConfig]:
+    """``encoder_config(family, dropout=None, **fields)``: a tiny configuration."""
+    return _encoder_config
+
+
+def _tokenizer(family: str) -> PreTrainedTokenizerFast:
+    special = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
+    if FAMILIES[family].get("pad_token_id", 0) == 0:
+        special[:2] = reversed(special[:2])
+    words = ["means", '"', "."]
+    words += [f"w{i}" for i in range(VOCABULARY - len(special) - len(words))]
+    ids = {token: i for i, token in enumerate(special + words)}
+    backend = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[(t, ids[t]) for t in special]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        mask_token="[MASK]",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizer_of() -> Callable[[str], PreTrainedTokenizerFast]:
+    """``tokenizer_of(family)``: a word-level tokenizer of the words w0, w1, … with the family's padding id."""
+    return _tokenizer
+
+
+def _disturb(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.fixture(scope="session")
+def disturb() -> Callable[..., Any]:
+    """``disturb(model)``: add noise to every parameter, so that none has the value of an initialisation."""
+    return _disturb
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``checkpoint(family, dropout=None)``: a folder with a masked LM of the family and a tokenizer."""
+    folders: dict[tuple[str, float | None], Path] = {}
+
+    def make(family: str, dropout: float | None = None) -> Path:
+        if (family, dropout) not in folders:
+            folder = tmp_path_factory.mktemp(family)
+            torch.manual_seed(1)
+            _disturb(AutoModelForMaskedLM.from_config(_encoder_config(family, dropout))).save_pretrained(folder)
+            _tokenizer(family).save_pretrained(folder)
+            folders[family, dropout] = folder
+        return folders[family, dropout]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_batch() -> Callable[..., dict[str, Tensor]]:
+    """``make_batch(rows, columns, length, pad=0)``: random ids of ragged length, right-padded.
+
+    ``columns=0`` gives (B, L), else (B, C, L).
+    """
+
+    def make(rows: int, columns: int = 1, length: int = 9, pad: int = 0, seed: int = 0) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        shape = (rows, columns) if columns else (rows,)
+        ids = torch.randint(8, VOCABULARY, (*shape, length), generator=generator)
+        lengths = torch.randint(3, length + 1, shape, generator=generator)
+        lengths.view(-1)[0] = length
+        mask = (torch.arange(length) < lengths[..., None]).long()
+        return {"input_ids": torch.where(mask.bool(), ids, pad), "attention_mask": mask}
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def add_copies() -> Callable[..., dict[str, Tensor]]:
+    """``add_copies(batch, views, share)``: the masked copies of an objective named ``mlm``, all by mask id 4."""
+
+    def add(batch: dict[str, Tensor], views: int = 2, share: float = 0.4, seed: int = 0) -> dict[str, Tensor]:
+        ids, mask = (batch[name].transpose(0, 1).flatten(0, 1) for name in ("input_ids", "attention_mask"))
+        rows = batch["input_ids"].shape[0]
+        if batch["input_ids"].shape[1] == 1:
+            ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
+        ids, mask = ids[: views * rows], mask[: views * rows]
+        chosen = (torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed)) < share) & mask.bool()
+        positions = chosen.flatten().nonzero().squeeze(1)
+        copies = {"mlm_input_ids": ids.masked_fill(chosen, 4), "mlm_positions": positions}
+        return {**batch, **copies, "mlm_labels": ids.flatten()[positions]}
+
+    return add
+
+
+# The formulas, as loops over float64
+
+
+def _cosine(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum() / ((a * a).sum().sqrt() * (b * b).sum().sqrt())
+
+
+def _info_nce(
+    queries: Tensor,
+    keys: Tensor,
+    temperature: float,
+    bonus: dict[tuple[int, int], float] | None = None,
+    excluded: set[tuple[int, int]] | None = None,
+) -> Tensor:
+    """(1/B) Σ_i −log exp(cos(q_i, k_i)/τ) / Σ_j exp(cos(q_i, k_j)/τ + bonus_ij), pairs ``excluded`` left out."""
+    total = queries.new_zeros(())
+    for i in range(len(queries)):
+        denominator = queries.new_zeros(())
+        for j in range(len(keys)):
+            if j == i or (i, j) not in (excluded or set()):
+                logit = _cosine(queries[i], keys[j]) / temperature + (bonus or {}).get((i, j), 0.0)
+                denominator = denominator + logit.exp()
+        total = total - ((_cosine(queries[i], keys[i]) / temperature).exp() / denominator).log()
+    return total / len(queries)
+
+
+def _squared_norm(z1: Tensor, z2: Tensor) -> Tensor:
+    """(1/B) Σ_i ‖ẑ1_i − ẑ2_i‖²"""
+    total = z1.new_zeros(())
+    for a, b in zip(z1, z2, strict=True):
+        for x, y in zip(a / (a * a).sum().sqrt(), b / (b * b).sum().sqrt(), strict=True):
+            total = total + (x - y) ** 2
+    return total / len(z1)
+
+
+def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Σ_t −log softmax(logits_t)[label_t]"""
+    total = logits.new_zeros(())
+    for row, label in zip(logits, labels, strict=True):
+        total = total - (row[label].exp() / sum(x.exp() for x in row)).log()
+    return total
+
+
+def _pool(pooling: str, states: tuple[Tensor, ...]) -> Tensor:
+    """(L, H) states of one sentence without padding, all layers → (H,)."""
+    layers = {"mean": [-1], "first_last_mean": [1, -1], "top2_mean": [-2, -1]}
+    if pooling == "cls":
+        return states[-1][0]
+    chosen = [states[layer] for layer in layers[pooling]]
+    return sum(state[t] for state in chosen for t in range(len(state))) / (len(chosen) * len(chosen[0]))
+
+
+@pytest.fixture(scope="session")
+def naive() -> SimpleNamespace:
+    """The papers' formulas as loops."""
+    return SimpleNamespace(
+        cosine=_cosine, info_nce=_info_nce, squared_norm=_squared_norm, token_loss=_token_loss, pool=_pool
+    )

@@ -1,0 +1,128 @@
+"""Run by test_distributed.py, once a process: ``distributed_worker.py RANK PORT FOLDER``.
+
+Writes what each case gives (terms, diagnostics, gradients, buffers) to ``FOLDER/<rank>.pt``; gradients averaged over
+processes, as DDP leaves them.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers import BertConfig
+
+from csekit.modeling import CSEConfig, CSEModel
+from csekit.modeling.distributed import gather_rows, sum_over_processes, token_mean
+
+WORLD, B, L = 2, 4, 8  # B rows of each process
+CASES: dict[str, dict[str, Any]] = {
+    "pairs": {"columns": 2},
+    "triplets": {"columns": 3, "hard_negative_weight": 0.7},
+    "symmetric": {"columns": 2, "symmetric": True},
+    "mask_identical": {"columns": 2, "mask_identical": True, "symmetric": True},
+    "squared_norm": {"columns": 2, "reconstruction_weight": 0.4},
+    "mse": {"columns": 2, "reconstruction_weight": 4.0, "reconstruction": "mse", "projector": "linear"},
+    "batchnorm": {"columns": 2, "projector": "batchnorm", "reconstruction_weight": 0.4},
+    "batchnorm_triplets": {"columns": 3, "projector": "batchnorm", "pooling": "mean"},
+    "mlm": {"columns": 2, "mlm_weight": 1.0, "masked": [(1, 9, 10, 37, 60), ()]},
+    "mlm_ragged": {"columns": 2, "mlm_weight": 1.0, "masked": [(1, 2, 3, 17, 33, 41, 57), (5, 50)]},
+    "mlm_none": {"columns": 2, "mlm_weight": 1.0, "masked": [(), ()]},
+}
+
+
+def joined_batch(columns: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(5, 60, (WORLD * B, columns, L), generator=generator)
+    lengths = torch.randint(4, L + 1, (WORLD * B, columns, 1), generator=generator)
+    ids[5, :] = ids[2, :]  # the same text on two processes, as query and as positive
+    ids[6, 0] = ids[1, 0]  # the same query with another positive
+    lengths[5], lengths[6, 0] = lengths[2], lengths[1, 0]
+    return {"input_ids": ids, "attention_mask": (torch.arange(L) < lengths).long()}
+
+
+def batch_of(rank: int | None, columns: int, masked: list[tuple[int, ...]] | None) -> dict[str, Tensor]:
+    """The rows of one process, or all. ``masked`` are positions in the flattened copies (2·B·L) of each process."""
+    full = joined_batch(columns)
+    ranks = range(WORLD) if rank is None else [rank]
+    rows = torch.cat([torch.arange(r * B, (r + 1) * B) for r in ranks])
+    batch = {name: value[rows] for name, value in full.items()}
+    if masked is not None:
+        ids = batch["input_ids"][:, :2].transpose(0, 1).flatten(0, 1)
+        positions = []
+        for r in ranks:
+            for position in masked[r]:
+                view, rest = divmod(position, B * L)
+                positions.append(view * len(rows) * L + (r * B * L if rank is None else 0) + rest)
+        chosen = torch.tensor(sorted(positions), dtype=torch.int64)
+        copies = ids.flatten().index_fill(0, chosen, 4).view_as(ids)
+        labels = ids.flatten()[chosen]
+        batch |= {"mlm_input_ids": copies, "mlm_positions": chosen, "mlm_labels": labels}
+    return batch
+
+
+def run(rank: int | None, columns: int, masked: Any = None, **fields: Any) -> dict[str, Any]:
+    """Two steps of one case, on the rows of one process or (None) on all, without DDP."""
+    encoder = BertConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=16,
+        initializer_range=0.2,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(7)
+    model = CSEModel(CSEConfig(encoder_config=encoder, **{"temperature": 0.2, **fields})).train()
+    module = model if rank is None else DistributedDataParallel(model, find_unused_parameters=False)
+    batch = batch_of(rank, columns, masked)
+    for _ in range(2):
+        model.zero_grad()
+        output = module(**batch)
+        output.loss.backward()
+    return {
+        "loss_dict": output.loss_dict,
+        "metrics": output.metrics,
+        "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
+        "buffers": {name: value for name, value in model.named_buffers() if "running" in name or "num_" in name},
+    }
+
+
+def collectives(rank: int) -> dict[str, Tensor]:
+    """Gradients of a scalar of each process, whose mean over processes is the loss."""
+    rows = torch.arange(6.0).view(3, 2).add(10 * rank).requires_grad_()
+    weights = torch.arange(12.0).view(6, 2) * (rank + 1)
+    gathered = gather_rows(rows)
+    (gathered * weights).sum().backward()
+    value = torch.tensor([1.0, 2.0]).add(rank).requires_grad_()
+    total = sum_over_processes(value)
+    (total.square() * (rank + 1)).sum().backward()
+    part = torch.tensor(3.0 + rank, requires_grad=True)
+    mean = token_mean(part * 2, [5, 0][rank])
+    mean.backward()
+    return {
+        "gathered": gathered.detach(),
+        "gather_gradient": rows.grad,
+        "sum": total.detach(),
+        "sum_gradient": value.grad,
+        "mean": mean.detach(),
+        "mean_gradient": part.grad,
+    }
+
+
+def main(rank: int, port: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+    results: dict[str, Any] = {"collectives": collectives(rank)}
+    for name, case in CASES.items():
+        results[name] = run(rank, **case)
+    torch.save(results, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,192 @@
+"""Defaults, flat access to the objectives' fields, round trips and messages."""
+
+import json
+
+import pytest
+from transformers import AutoConfig, AutoModel, BertConfig, RobertaConfig
+
+from csekit.modeling import (
+    METHODS,
+    OBJECTIVES,
+    CSEConfig,
+    CSEModel,
+    InforMinConfig,
+    InforMinModel,
+    MaskedLMConfig,
+    ReconstructionConfig,
+    SimCSEConfig,
+    SimCSEModel,
+)
+from csekit.modeling.configuration_cse import dropout_fields
+
+CONFIGS = [CSEConfig, SimCSEConfig, InforMinConfig]
+
+
+def test_defaults_are_the_papers():
+    for config in (kind() for kind in CONFIGS):
+        assert (config.pooling, config.projector, config.temperature) == ("cls", "tanh", 0.05)
+        assert not (config.projector_at_inference or config.symmetric or config.mask_identical)
+        assert config.hard_negative_weight == 0 and config.prompt_template is None
+        assert isinstance(config.encoder_config, BertConfig)
+    assert CSEConfig().objectives == SimCSEConfig().objectives == []
+    assert InforMinConfig().objectives == [ReconstructionConfig()]
+    assert ReconstructionConfig() == ReconstructionConfig(weight=0.4, reconstruction="squared_norm")
+    assert MaskedLMConfig() == MaskedLMConfig(weight=0.1, probability=0.15, views=2)
+
+
+def test_instances_share_no_objective():
+    changed, other = InforMinConfig(), InforMinConfig()
+    changed.reconstruction_weight = 4.0
+    assert other.reconstruction_weight == 0.4
+
+
+def test_flat_access():
+    config = InforMinConfig(reconstruction="mse", reconstruction_weight=4.0)
+    assert config.objectives == [ReconstructionConfig(weight=4.0, reconstruction="mse")]
+    assert config.reconstruction == config.reconstruction_reconstruction == "mse"
+    config.reconstruction = "squared_norm"
+    config.reconstruction_weight = 1.0
+    assert config.objectives == [ReconstructionConfig(weight=1.0)]
+    assert "reconstruction" not in vars(config) and "reconstruction_weight" not in vars(config)
+    with pytest.raises(AttributeError, match="no attribute 'mlm_weight'"):
+        _ = config.mlm_weight
+    with pytest.raises(AttributeError, match="no attribute 'weight'"):
+        _ = config.weight
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_weight_adds_its_objective(kind):
+    """Was lost where the list was empty: SimCSE + MLM trained SimCSE alone."""
+    config = kind(mlm_weight=0.2)
+    assert config.objectives == [*kind.default_objectives(), MaskedLMConfig(weight=0.2)]
+
+
+def test_fields_may_come_before_the_weight_that_adds_their_objective():
+    config = SimCSEConfig(probability=0.3, mlm_views=1, mlm_weight=0.2)
+    assert config.objectives == [MaskedLMConfig(weight=0.2, probability=0.3, views=1)]
+
+
+@pytest.mark.parametrize("given", [[MaskedLMConfig(weight=0.3)], [{"name": "mlm", "weight": 0.3}]])
+def test_objectives_as_configs_or_dicts(given):
+    assert SimCSEConfig(objectives=given).objectives == [MaskedLMConfig(weight=0.3)]
+    assert SimCSEConfig(objectives=["mlm"]).objectives == [MaskedLMConfig()]
+    assert InforMinConfig(objectives=[]).objectives == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pooling": "max"}, r"pooling must be one of 'cls', 'mean', .*, got 'max'"),
+        ({"projector": "mlp"}, r"projector must be one of 'tanh', .*, got 'mlp'"),
+        ({"temperature": 0}, r"temperature must be a number greater than 0, got 0"),
+        ({"temperature": "5e-2"}, r"temperature must be a number greater than 0, got '5e-2'"),
+        ({"pooling": "mask"}, r"pooling 'mask' needs a prompt_template .*, got None"),
+        ({"encoder_config": {"hidden_size": 4}}, r"encoder_config must have a 'model_type', got \{'hidden_size': 4\}"),
+        ({"objectives": ["nce"]}, r"objective must be one of 'reconstruction', 'mlm'.* got 'nce'"),
+        ({"objectives": [{"weight": 1.0}]}, r"objective must be one of 'reconstruction', 'mlm'.* got None"),
+        ({"objectives": [{"name": "mlm", "rate": 1}]}, r"objective 'mlm' has no field 'rate'; it has \['probability'"),
+        ({"objectives": ["mlm", "mlm"]}, r"objectives must differ in name, got \['mlm', 'mlm'\]"),
+        ({"reconstruction_weight": "1e-1"}, r"reconstruction_weight must be a number, got '1e-1'"),
+        ({"reconstruction": "l1"}, r"reconstruction must be one of 'squared_norm', 'mse', got 'l1'"),
+        ({"mlm_weight": 0.1, "mlm_probability": 2.0}, r"mlm_probability must lie between 0 and 1, got 2.0"),
+        ({"mlm_weight": 0.1, "views": 3}, r"mlm_views must be 1 or 2, got 3"),
+        ({"mlm_probability": 0.3}, r"'mlm_probability' must be a field of exactly one .*\['reconstruction'\]"),
+    ],
+)
+def test_messages_name_field_value_and_what_is_allowed(fields, message):
+    with pytest.raises(ValueError, match=message):
+        InforMinConfig(**fields)
+
+
+def test_a_flat_value_is_checked_when_it_is_set():
+    config = InforMinConfig()
+    with pytest.raises(ValueError, match="got 'l1'"):
+        config.reconstruction = "l1"
+    assert config.reconstruction == "squared_norm"
+
+
+def test_unknown_names():
+    SimCSEConfig.check_names(["pooling", "mlm_weight", "mlm_probability", "encoder_config"])
+    with pytest.raises(ValueError, match=r"SimCSEConfig has no field 'poling'; did you mean one of \['pooling'"):
+        SimCSEConfig.check_names(["poling"])
+    with pytest.raises(ValueError, match=r"no field 'zzzz'; did you mean one of \[.*'temperature'"):
+        SimCSEConfig.check_names(["zzzz"])
+
+
+def test_flat_names_are_what_can_be_set():
+    names = InforMinConfig.flat_names()
+    assert names["mlm_weight"] is float and names["reconstruction"] is str
+    assert "mlm_probability" not in names
+    assert InforMinConfig.flat_names(["mlm"])["mlm_views"] is int
+    for name in InforMinConfig.flat_names(list(OBJECTIVES)):
+        assert hasattr(InforMinConfig(mlm_weight=0.1), name), name
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_round_trips(kind, tmp_path):
+    encoder = RobertaConfig(
+        vocab_size=30522, pad_token_id=0, hidden_dropout_prob=0.3
+    )  # BERT's, not RoBERTa's defaults
+    config = kind(
+        encoder_config=encoder,
+        pooling="mask",
+        prompt_template='"{sentence}" means {mask}.',
+        prompt_mask_offset=-3,
+        projector="batchnorm",
+        projector_at_inference=True,
+        temperature=0.1,
+        symmetric=True,
+        hard_negative_weight=0.5,
+        mask_identical=True,
+        mlm_weight=0.2,
+        mlm_views=1,
+    )
+    config.save_pretrained(tmp_path)
+    config.save_pretrained(tmp_path / "again")
+    again = [
+        kind.from_pretrained(tmp_path),
+        AutoConfig.from_pretrained(tmp_path),
+        kind.from_dict(config.to_dict()),
+        kind(**json.loads(json.dumps(config.to_dict()))),
+    ]
+    for other in again:
+        assert type(other) is kind and other.objectives == config.objectives
+        assert isinstance(other.encoder_config, RobertaConfig)
+        for name in kind.__dataclass_fields__:
+            if name not in ("transformers_version", "encoder_config"):
+                assert getattr(other, name) == getattr(config, name), name
+        assert other.encoder_config.to_dict() == {**config.encoder_config.to_dict()}
+    text = (tmp_path / "config.json").read_text()
+    again[0].save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / "config.json").read_text() == text
+    assert "_name_or_path" not in text
+
+
+def test_an_emptied_list_of_objectives_stays_empty(tmp_path):
+    InforMinConfig(objectives=[]).save_pretrained(tmp_path)
+    assert InforMinConfig.from_pretrained(tmp_path).objectives == []
+
+
+def test_overriding_a_flat_field_while_loading(tmp_path):
+    InforMinConfig().save_pretrained(tmp_path)
+    config = InforMinConfig.from_pretrained(tmp_path, reconstruction_weight=4.0, temperature=0.1)
+    assert (config.reconstruction_weight, config.temperature) == (4.0, 0.1)
+
+
+def test_registered_with_auto_classes(encoder_config):
+    assert (METHODS["simcse"], METHODS["informin"], METHODS["joint"]) == (SimCSEModel, InforMinModel, CSEModel)
+    for kind, model in ((CSEConfig, CSEModel), (SimCSEConfig, SimCSEModel), (InforMinConfig, InforMinModel)):
+        assert type(AutoConfig.for_model(kind.model_type)) is kind
+        assert type(AutoModel.from_config(kind(encoder_config=encoder_config("bert")))) is model
+
+
+def test_names_of_objectives_agree():
+    for name, objective in OBJECTIVES.items():
+        assert objective.config_class.name == name
+
+
+def test_dropout_fields_leave_task_heads_out(encoder_config):
+    assert set(dropout_fields(encoder_config("bert"))) == {"hidden_dropout_prob", "attention_probs_dropout_prob"}
+    assert set(dropout_fields(encoder_config("distilbert"))) == {"dropout", "attention_dropout"}
+    expected = {"embedding_dropout", "mlp_dropout", "attention_dropout"}
+    assert set(dropout_fields(encoder_config("modernbert"))) == expected

@@ -1,0 +1,99 @@
+"""Two processes on gloo with half a batch each give the loss and the gradients of one process with the whole batch."""
+
+import os
+import runpy
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+WORKER = Path(__file__).parent / "distributed_worker.py"
+worker = SimpleNamespace(**runpy.run_path(str(WORKER)))
+CASES = list(worker.CASES)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[str, Any]:
+    """What each case gives: in this process on the joined batch (``-``), and in two (``0``, ``1``)."""
+    folder = tmp_path_factory.mktemp("distributed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = [[sys.executable, str(WORKER), rank, port, str(folder)] for rank in ("0", "1")]
+    processes = [
+        subprocess.Popen(each, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for each in arguments
+    ]
+    try:
+        one = {name: worker.run(None, **case) for name, case in worker.CASES.items()}
+        for process in processes:
+            printed, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, printed.decode()
+    finally:
+        for process in processes:
+            process.kill()
+    return {"-": one, **{rank: torch.load(folder / f"{rank}.pt") for rank in ("0", "1")}}
+
+
+def close(a: torch.Tensor, b: torch.Tensor, what: str) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=lambda text: f"{what}: {text}")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_terms_and_gradients_equal_one_process(results, case):
+    one, two = results["-"][case], [results[rank][case] for rank in ("0", "1")]
+    for term, value in one["loss_dict"].items():
+        close(sum(each["loss_dict"][term] for each in two) / 2, value, term)
+    assert one["gradients"].keys() == two[0]["gradients"].keys()
+    for name, gradient in one["gradients"].items():
+        close(two[0]["gradients"][name], gradient, name)
+        assert torch.equal(two[0]["gradients"][name], two[1]["gradients"][name]), name
+    assert any(gradient.abs().max() > 1e-2 for gradient in one["gradients"].values())
+
+
+@pytest.mark.parametrize("case", ["batchnorm", "batchnorm_triplets"])
+def test_running_statistics_equal_one_process(results, case):
+    one, two = results["-"][case]["buffers"], [results[rank][case]["buffers"] for rank in ("0", "1")]
+    assert len(one) == 6
+    for name, value in one.items():
+        close(two[0][name].double(), value.double(), name)
+        close(two[0][name].double(), two[1][name].double(), name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_diagnostics_average_to_those_of_one_process(results, case):
+    one, two = results["-"][case]["metrics"], [results[rank][case]["metrics"] for rank in ("0", "1")]
+    for name in {"positive_cosine", "negative_cosine", "alignment", "mlm_accuracy"} & one.keys():
+        close((two[0][name] + two[1][name]) / 2, one[name], name)
+    close(two[0]["identical_texts"] + two[1]["identical_texts"], one["identical_texts"], "identical_texts")
+    assert one["identical_texts"] == 2
+
+
+def test_masking_identical_texts_changes_the_loss(results):
+    masked, plain = (results["-"][case]["loss_dict"]["contrastive"] for case in ("mask_identical", "symmetric"))
+    assert masked < plain
+
+
+def test_ragged_token_counts(results):
+    assert results["-"]["mlm"]["loss_dict"]["mlm"] > 0
+    assert results["1"]["mlm"]["loss_dict"]["mlm"] == 0  # no masked token on this process
+    assert results["-"]["mlm_none"]["loss_dict"]["mlm"] == 0
+
+
+def test_collectives_by_hand(results):
+    """The backward of each process receives what all processes send: sums, for DDP to average."""
+    rows = [torch.arange(6.0).view(3, 2) + 10 * rank for rank in range(2)]
+    weights = torch.arange(12.0).view(6, 2)
+    for rank in range(2):
+        found = results[str(rank)]["collectives"]
+        assert torch.equal(found["gathered"], torch.cat(rows))
+        assert torch.equal(found["gather_gradient"], (weights * (1 + 2))[3 * rank : 3 * rank + 3])
+        assert torch.equal(found["sum"], torch.tensor([3.0, 5.0]))
+        assert torch.equal(found["sum_gradient"], 2 * torch.tensor([3.0, 5.0]) * (1 + 2))
+        assert found["mean"].item() == pytest.approx((3.0 + rank) * 2 * 2 / 5)
+        assert found["mean_gradient"].item() == pytest.approx(2 * 2 / 5)
