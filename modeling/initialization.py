@@ -10,12 +10,14 @@ Shape suffixes: V vocabulary, E embedding size, H hidden size.
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from scipy import sparse
 from torch import nn
-from transformers import BertPreTrainedModel, PreTrainedModel
+from transformers import BertModel, BertPreTrainedModel, PreTrainedModel
+from transformers.models.bert.modeling_bert import BertLayer
 
 
 def cooccurrence_counts(rows: Iterable[Sequence[int]], vocab_size: int, window: int = 5) -> sparse.csr_matrix:
@@ -57,7 +59,7 @@ def positive_pmi(counts: sparse.csr_matrix, smoothing: float = 0.75, shift: floa
     """max(log(P(w, c) / (P(w) P(c))) - shift, 0), with P(c) proportional to count(c)^smoothing.
 
     Both are what word2vec does, carried over to counts (Levy, Goldberg and Dagan 2015, §3): the smoothed context
-    distribution takes weight off rare contexts, whose PMI is noise, and ``shift = log k`` plays the k negative samples.
+    distribution takes weight off rare contexts, whose PMI is noise, and ``shift = log k`` plays k negative samples.
 
     Arguments:
         counts: (V, V) co-occurrences, words in rows and contexts in columns.
@@ -152,8 +154,7 @@ def load_word_embeddings_(model: PreTrainedModel, vectors: torch.Tensor) -> None
     Raises:
         ValueError: the shape is not that of the model's embedding matrix.
     """
-    embeddings = model.get_input_embeddings()
-    weight = embeddings.weight
+    weight = cast(nn.Embedding, model.get_input_embeddings()).weight
     if vectors.shape != weight.shape:
         raise ValueError(f"vectors must have shape {tuple(weight.shape)}, got {tuple(vectors.shape)}")
     known = vectors.any(dim=1)
@@ -168,8 +169,8 @@ def near_identity_attention_(
 
     Attention scores are near zero at the start, so the weights are uniform over the tokens; with ``value += I`` and
     ``output projection += 0.7 I`` the layer then adds 0.7 times the mean of the context to each position, where the
-    usual initialisation adds close to nothing. ``transform += I`` lets the masked-LM head compare that mean with the word
-    vectors from the first step on.
+    usual initialisation adds close to nothing. ``transform += I`` lets the masked-LM head compare that mean with the
+    word vectors from the first step on.
 
     Arguments:
         model: a BERT model, with or without a masked-LM head.
@@ -183,7 +184,8 @@ def near_identity_attention_(
         raise TypeError(
             f"model must be of the BERT architecture (BertModel, BertForMaskedLM, …), got {type(model).__name__}"
         )
-    for layer in model.base_model.encoder.layer:
+    for layer in cast(BertModel, model.base_model).encoder.layer:
+        layer = cast(BertLayer, layer)
         _add_identity(layer.attention.self.value, value)
         _add_identity(layer.attention.output.dense, output)
     predictions = getattr(getattr(model, "cls", None), "predictions", None)

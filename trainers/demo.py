@@ -18,8 +18,7 @@ from pathlib import Path
 from transformers import BertConfig
 
 from csekit import __version__
-
-from .pretraining import pretrain_mlm, train_tokenizer
+from csekit.trainers.pretraining import pretrain_mlm, train_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +50,12 @@ def demo_sentences() -> list[str]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Blocks between blank lines, cut again where the indentation changes (a term and its definition), lines joined."""
+    """Blocks between blank lines, cut again where the indentation changes (a term and its definition)."""
     for block in re.split(r"\n\s*\n", text.expandtabs()):
         if _MARKUP.search(block):
             continue
-        indent, lines = -1, []
+        indent = -1
+        lines: list[str] = []
         for line in block.splitlines():
             line = _BULLET.sub(lambda match: " " * len(match[0]), line)
             level = len(line) - len(line.lstrip())

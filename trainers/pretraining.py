@@ -1,8 +1,8 @@
 """A tokenizer and a masked language model from nothing but sentences, small enough for a CPU.
 
-For a language or a domain without a checkpoint. BERT's masked-LM recipe (Devlin et al. 2019, §3.1 and A.1) with what a
-short run needs: word vectors and attention do not start at random (`csekit.modeling.initialization`), text is packed so
-that no position is padding, and only masked rows are multiplied with the vocabulary matrix.
+For a language or a domain without a checkpoint. BERT's masked-LM recipe (Devlin et al. 2019, §3.1 and A.1) with what
+a short run needs: word vectors and attention do not start at random (`csekit.modeling.initialization`), text is packed
+so that no position is padding, and only masked rows are multiplied with the vocabulary matrix.
 
 Shape suffixes: N blocks, B blocks of a batch, L tokens of a block, M masked positions, H hidden size, V vocabulary.
 """
@@ -63,8 +63,8 @@ def train_tokenizer(
         raise ValueError("sentences must not be empty")
     special = list(SPECIAL_TOKENS.values())
     tokenizer = _wordpiece({token: index for index, token in enumerate(special)})
-    # The trainer numbers single characters in the order of a randomly seeded hash table, and breaks ties between merges
-    # by these numbers. Given as special tokens they have their numbers before that.
+    # The trainer numbers single characters in the order of a randomly seeded hash table, and breaks ties between
+    # merges by these numbers. Given as special tokens they have their numbers before that.
     counts = Counter(char for text in sentences for word in _words(tokenizer, text) for char in word)
     kept = set(sorted(counts, key=lambda char: (-counts[char], char))[:limit_alphabet])
     spaced = [_keep(tokenizer, text, kept) for text in sentences]
@@ -136,17 +136,18 @@ def mask_block(
     probability: float = 0.15,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """BERT's masking: each token that is not special is chosen with ``probability``; of the chosen, 80 % become [MASK],
-    10 % a random token, 10 % stay. ``ids_BL`` itself is not touched.
+    """BERT's masking: each token that is not special is chosen with ``probability``; of the chosen, 80 % become
+    [MASK], 10 % a random token that is not special, 10 % stay. ``ids_BL`` itself is not touched.
 
     Returns:
         masked ids (B, L); positions (M,) of the chosen tokens in the flattened ids, ascending; labels (M,), their ids.
     """
-    special = torch.tensor(tokenizer.all_special_ids)
+    special, vocabulary = torch.tensor(tokenizer.all_special_ids), torch.arange(len(tokenizer))
+    ordinary = vocabulary[~torch.isin(vocabulary, special)]
     chosen_BL = torch.rand(ids_BL.shape, generator=generator) < probability
     chosen_BL &= ~torch.isin(ids_BL, special)
     draw_BL = torch.rand(ids_BL.shape, generator=generator)
-    random_BL = torch.randint(len(tokenizer), ids_BL.shape, generator=generator)
+    random_BL = ordinary[torch.randint(len(ordinary), ids_BL.shape, generator=generator)]
     masked_BL = ids_BL.masked_fill(chosen_BL & (draw_BL < 0.8), tokenizer.mask_token_id)
     masked_BL = torch.where(chosen_BL & (draw_BL >= 0.9), random_BL, masked_BL)
     positions_M = chosen_BL.flatten().nonzero().squeeze(1)
@@ -236,8 +237,8 @@ def pretrain_mlm(
 
     Arguments:
         sentences: the corpus; `pack` cuts it into blocks once.
-        config: size of the model. ``config.vocab_size`` must be ``len(tokenizer)``; a dropout above 0 is not needed here,
-            but SimCSE's two views of a sentence come from it.
+        config: size of the model. ``config.vocab_size`` must be ``len(tokenizer)``; a dropout above 0 is not needed
+            here, but SimCSE's two views of a sentence come from it.
         steps: optimiser steps.
         heldout: sentences to score at the end; loss and accuracy are logged and shown by the progress bar.
         learning_rate: peak. Small models take much more than BERT's 1e-4.
@@ -255,10 +256,9 @@ def pretrain_mlm(
     """
     if config.vocab_size != len(tokenizer):
         raise ValueError(f"config.vocab_size must be len(tokenizer) = {len(tokenizer)}, got {config.vocab_size}")
-    if block_length > config.max_position_embeddings:
-        raise ValueError(
-            f"block_length must be at most max_position_embeddings = {config.max_position_embeddings}, got {block_length}"
-        )
+    longest = config.max_position_embeddings
+    if block_length > longest:
+        raise ValueError(f"block_length must be at most max_position_embeddings = {longest}, got {block_length}")
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     blocks_NL = pack(sentences, tokenizer, block_length)
@@ -268,7 +268,8 @@ def pretrain_mlm(
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        model = initial_masked_lm(sentences, tokenizer, config).to(device)
+        model = initial_masked_lm(sentences, tokenizer, config)
+        torch.nn.Module.to(model, device)
         optimizer = torch.optim.AdamW(_decay_groups(model, weight_decay), lr=learning_rate)
         schedule = get_linear_schedule_with_warmup(optimizer, max(1, round(warmup_share * steps)), steps)
         batches = _batches(blocks_NL, batch_size, generator)

@@ -146,5 +146,5 @@ def test_near_identity_attention_begins_as_the_mean_of_its_input() -> None:
 
 def test_near_identity_refuses_another_architecture() -> None:
     model = DistilBertModel(DistilBertConfig(vocab_size=V, dim=4, n_layers=1, n_heads=2, hidden_dim=8))
-    with pytest.raises(TypeError, match="must be of the BERT architecture .* got DistilBertModel"):
+    with pytest.raises(TypeError, match=r"must be of the BERT architecture .* got DistilBertModel"):
         near_identity_attention_(model)
