@@ -12,13 +12,15 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from transformers import BertConfig
 
 from csekit import __version__
 from csekit.trainers.pretraining import pretrain_mlm, train_tokenizer
+from csekit.trainers.run_arguments import RunArguments
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +91,32 @@ def _is_prose(sentence: str) -> bool:
     return sum(_WORD.fullmatch(word) is not None for word in words) >= 0.75 * len(words)
 
 
+#: What ``examples/run_unsup.py`` does when it is told nothing; chosen on the dev half of the demo pairs.
+DEMO: dict[str, Any] = {
+    "output_dir": "runs/demo",
+    "learning_rate": 3e-4,
+    "dropout": 0.3,
+    "max_steps": 80,
+    "eval_steps": 20,
+    "logging_steps": 20,
+}
+
+
+def with_demo(run: RunArguments, folder: str | Path) -> RunArguments:
+    """Fill in the demo's encoder and text, made where they are not yet in the cache, and its pairs.
+
+    Arguments:
+        run: arguments that name neither encoder nor corpus.
+        folder: with ``dev.tsv`` and ``test.tsv``.
+    """
+    cache = Path(os.environ.get("CSEKIT_CACHE", Path.home() / ".cache" / "csekit"))
+    encoder = demo_encoder(cache)
+    text = encoder / "sentences.txt"
+    print("No encoder and no corpus named: the embedded demo, Python's own documentation and 300 hand-written pairs.")
+    dev, test = run.dev_file or f"{folder}/dev.tsv", run.test_file or f"{folder}/test.tsv"
+    return replace(run, model_name_or_path=str(encoder), train_file=str(text), dev_file=dev, test_file=test)
+
+
 @dataclass(frozen=True)
 class DemoSettings:
     """Size and training of the demo encoder. The defaults were chosen on the dev half of the demo pairs."""
@@ -115,7 +143,7 @@ def demo_encoder(cache_dir: str | Path, settings: DemoSettings | None = None, pr
         cache_dir: the folder that holds such encoders; made where it does not exist.
 
     Returns:
-        A folder with a ``BertForMaskedLM`` and its tokenizer, for any ``from_pretrained``.
+        A folder with a ``BertForMaskedLM``, its tokenizer, and ``sentences.txt``.
     """
     settings = settings or DemoSettings()
     sentences = demo_sentences()
@@ -151,6 +179,7 @@ def demo_encoder(cache_dir: str | Path, settings: DemoSettings | None = None, pr
     try:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
+        (part / "sentences.txt").write_text("\n".join(sentences) + "\n", encoding="utf-8")
         os.replace(part, target)
     except OSError:
         if not target.is_dir():  # otherwise another process was faster, with the same result

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer, BertForMaskedLM
 from csekit.trainers import demo
 from csekit.trainers.demo import DemoSettings, demo_encoder, demo_sentences
 
-PAIRS = Path(__file__).parents[2] / "examples" / "demo" / "pairs.tsv"
+PAIRS = Path(__file__).parents[2] / "examples" / "demo"
 TINY = DemoSettings(vocab_size=400, hidden_size=16, layers=1, heads=2, steps=2, batch_size=2, block_length=16)
 
 
@@ -23,8 +23,11 @@ def plain(sentence: str) -> str:
 
 @pytest.fixture(scope="module")
 def pairs() -> list[dict[str, str]]:
-    with PAIRS.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = []
+    for split in ("dev", "test"):
+        with (PAIRS / f"{split}.tsv").open(encoding="utf-8", newline="") as file:
+            rows += [{"split": split, **row} for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+    return rows
 
 
 def test_sentences_are_many_clean_and_the_same_again() -> None:
