@@ -48,7 +48,7 @@ def test_tokenizer_frames_lowercases_and_reloads(tokenizer: PreTrainedTokenizerF
     ids = tokenizer("The CAT sees.")["input_ids"]
     assert tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "the", "cat", "sees", ".", "[SEP]"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "the cat sees."
-    pair = tokenizer("the cat", "a dog")
+    pair = tokenizer("the cat", "a dog", return_token_type_ids=True)
     assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
     tokenizer.save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path)("The CAT sees.")["input_ids"] == ids
