@@ -248,8 +248,8 @@ def pretrain_mlm(
         heldout: sentences to score at the end; loss and accuracy are logged and shown by the progress bar.
         learning_rate: peak, after ``warmup_share`` of the steps. Small models take much more than BERT's 1e-4.
         batch_size, block_length: B blocks of L tokens in each step, of which ``probability`` are to be predicted.
-        seed: of weights, order, masks and dropout. The same seed gives the same model on the same CPU; the caller's
-            global generator is as before afterwards.
+        seed: of weights, order, masks and dropout: the same seed, the same model on the same CPU. The caller's global
+            generator is as before afterwards.
 
     Returns:
         The model in eval mode, on ``device``.
@@ -261,26 +261,27 @@ def pretrain_mlm(
     blocks_NL = pack(sentences, tokenizer, block_length)
     if heldout:
         pack(heldout, tokenizer, block_length)  # too few are an error now, not after the training
-    device = torch.device(device)
     generator = torch.Generator().manual_seed(seed)
     with (
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []),
         tqdm(total=steps, desc="masked LM", unit="step", disable=not progress) as bar,
     ):
         torch.manual_seed(seed)
         model = initial_masked_lm(sentences, tokenizer, config)
-        torch.nn.Module.to(model, device)
+        torch.nn.Module.to(model, torch.device(device))
         blocks = islice(_batches(blocks_NL, batch_size, generator), steps)
         masked = (mask_block(ids_BL, tokenizer, probability, generator) for ids_BL in blocks)
         optimizer = torch.optim.AdamW(_decay_groups(model, weight_decay), lr=learning_rate)
         schedule = get_linear_schedule_with_warmup(optimizer, max(1, round(warmup_share * steps)), steps)
         _train(model, masked, optimizer, schedule, max_grad_norm, bar)
-        model.eval()
         if heldout:
-            score = masked_lm_score(model, heldout, tokenizer, block_length, batch_size, probability)
-            bar.set_postfix(heldout_loss=f"{score.loss:.2f}", heldout_accuracy=f"{score.accuracy:.3f}")
-            logger.info("held-out masked LM: loss %.3f, accuracy %.1f %%", score.loss, 100 * score.accuracy)
-    return model
+            _report(masked_lm_score(model, heldout, tokenizer, block_length, batch_size, probability), bar)
+    return model.eval()
+
+
+def _report(score: MaskedLMScore, bar: tqdm) -> None:
+    bar.set_postfix(heldout_loss=f"{score.loss:.2f}", heldout_accuracy=f"{score.accuracy:.3f}")
+    logger.info("held-out masked LM: loss %.3f, accuracy %.1f %%", score.loss, 100 * score.accuracy)
 
 
 def _train(
