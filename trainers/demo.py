@@ -125,9 +125,9 @@ class DemoSettings:
     hidden_size: int = 128
     layers: int = 2
     heads: int = 4
-    steps: int = 1000
+    steps: int = 500
     learning_rate: float = 1e-3
-    batch_size: int = 32
+    batch_size: int = 16
     block_length: int = 64
     seed: int = 0
 

@@ -9,8 +9,9 @@ Shape suffixes: N blocks, B blocks of a batch, L tokens of a block, M masked pos
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +36,6 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-IGNORED = -100
 
 
 def train_tokenizer(
@@ -86,7 +86,12 @@ def train_tokenizer(
         pair=f"{cls} $A {sep} $B:1 {sep}:1",
         special_tokens=[(cls, tokenizer.token_to_id(cls)), (sep, tokenizer.token_to_id(sep))],
     )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=model_max_length, **SPECIAL_TOKENS)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=model_max_length,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **SPECIAL_TOKENS,
+    )
 
 
 def _wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
@@ -241,12 +246,10 @@ def pretrain_mlm(
             here, but SimCSE's two views of a sentence come from it.
         steps: optimiser steps.
         heldout: sentences to score at the end; loss and accuracy are logged and shown by the progress bar.
-        learning_rate: peak. Small models take much more than BERT's 1e-4.
-        batch_size, block_length: B blocks of L tokens in each step.
-        probability: share of tokens to predict.
-        warmup_share: share of the steps that warm up.
-        seed: of weights, order, masks and dropout. The same seed gives the same model on the same CPU; the caller's
-            global generator is as before afterwards.
+        learning_rate: peak, after ``warmup_share`` of the steps. Small models take much more than BERT's 1e-4.
+        batch_size, block_length: B blocks of L tokens in each step, of which ``probability`` are to be predicted.
+        seed: of weights, order, masks and dropout: the same seed, the same model on the same CPU. The caller's global
+            generator is as before afterwards.
 
     Returns:
         The model in eval mode, on ``device``.
@@ -254,6 +257,55 @@ def pretrain_mlm(
     Raises:
         ValueError: vocabulary sizes differ, a length exceeds the positions of the model, or there is too little text.
     """
+    _check(config, tokenizer, steps, block_length)
+    blocks_NL = pack(sentences, tokenizer, block_length)
+    if heldout:
+        pack(heldout, tokenizer, block_length)  # too few are an error now, not after the training
+    generator = torch.Generator().manual_seed(seed)
+    with (
+        torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []),
+        tqdm(total=steps, desc="masked LM", unit="step", disable=not progress) as bar,
+    ):
+        torch.manual_seed(seed)
+        model = initial_masked_lm(sentences, tokenizer, config)
+        torch.nn.Module.to(model, torch.device(device))
+        blocks = islice(_batches(blocks_NL, batch_size, generator), steps)
+        masked = (mask_block(ids_BL, tokenizer, probability, generator) for ids_BL in blocks)
+        optimizer = torch.optim.AdamW(_decay_groups(model, weight_decay), lr=learning_rate)
+        schedule = get_linear_schedule_with_warmup(optimizer, max(1, round(warmup_share * steps)), steps)
+        _train(model, masked, optimizer, schedule, max_grad_norm, bar)
+        if heldout:
+            _report(masked_lm_score(model, heldout, tokenizer, block_length, batch_size, probability), bar)
+    return model.eval()
+
+
+def _report(score: MaskedLMScore, bar: tqdm) -> None:
+    bar.set_postfix(heldout_loss=f"{score.loss:.2f}", heldout_accuracy=f"{score.accuracy:.3f}")
+    logger.info("held-out masked LM: loss %.3f, accuracy %.1f %%", score.loss, 100 * score.accuracy)
+
+
+def _train(
+    model: BertForMaskedLM,
+    batches: Iterable[tuple[torch.Tensor, ...]],
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    max_grad_norm: float,
+    bar: tqdm,
+) -> None:
+    model.train()
+    for batch in batches:
+        loss = _masked_lm_loss(model, *(tensor.to(model.device) for tensor in batch))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if bar.n % 50 == 0:
+            bar.set_postfix(loss=f"{loss.item():.2f}")
+        bar.update()
+
+
+def _check(config: BertConfig, tokenizer: PreTrainedTokenizerBase, steps: int, block_length: int) -> None:
     if config.vocab_size != len(tokenizer):
         raise ValueError(f"config.vocab_size must be len(tokenizer) = {len(tokenizer)}, got {config.vocab_size}")
     longest = config.max_position_embeddings
@@ -261,37 +313,14 @@ def pretrain_mlm(
         raise ValueError(f"block_length must be at most max_position_embeddings = {longest}, got {block_length}")
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    blocks_NL = pack(sentences, tokenizer, block_length)
-    if heldout:
-        pack(heldout, tokenizer, block_length)  # too few are an error now, not after the training
-    device = torch.device(device)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        model = initial_masked_lm(sentences, tokenizer, config)
-        torch.nn.Module.to(model, device)
-        optimizer = torch.optim.AdamW(_decay_groups(model, weight_decay), lr=learning_rate)
-        schedule = get_linear_schedule_with_warmup(optimizer, max(1, round(warmup_share * steps)), steps)
-        batches = _batches(blocks_NL, batch_size, generator)
-        bar = tqdm(range(steps), desc="masked LM", unit="step", disable=not progress)
-        model.train()
-        for step in bar:
-            batch = mask_block(next(batches), tokenizer, probability, generator)
-            masked_BL, positions_M, labels_M = (tensor.to(device) for tensor in batch)
-            loss = F.cross_entropy(masked_lm_logits(model, masked_BL, positions_M), labels_M)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            if step % 50 == 0:
-                bar.set_postfix(loss=f"{loss.item():.2f}")
-        bar.close()
-    model.eval()
-    if heldout:
-        score = masked_lm_score(model, heldout, tokenizer, block_length, batch_size, probability)
-        logger.info("held-out masked LM: loss %.3f, accuracy %.1f %%", score.loss, 100 * score.accuracy)
-    return model
+
+
+def _masked_lm_loss(
+    model: BertForMaskedLM, masked_BL: torch.Tensor, positions_M: torch.Tensor, labels_M: torch.Tensor
+) -> torch.Tensor:
+    """Mean over the masked tokens; zero, not NaN, where a small batch has none."""
+    total = F.cross_entropy(masked_lm_logits(model, masked_BL, positions_M), labels_M, reduction="sum")
+    return total / max(len(labels_M), 1)
 
 
 def _decay_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
