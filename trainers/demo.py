@@ -96,9 +96,10 @@ DEMO: dict[str, Any] = {
     "output_dir": "runs/demo",
     "learning_rate": 3e-4,
     "dropout": 0.3,
-    "max_steps": 80,
-    "eval_steps": 20,
-    "logging_steps": 20,
+    "pooling": "mean",
+    "max_steps": 100,
+    "eval_steps": 25,
+    "logging_steps": 25,
 }
 
 
