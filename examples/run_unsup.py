@@ -65,7 +65,7 @@ def main() -> int:
         seconds["total"] = time.monotonic() - started
         write_run(trainer, run, before, after, seconds)
         print(before_and_after(before, after))
-        print(f"\nThe encoder is in {folder}: AutoModel.from_pretrained({str(folder)!r})")
+        print(f"\nThe encoder is in {folder}: SentenceTransformer({str(folder)!r})")
         if demo:
             print(REAL_RUN)
     return 0
