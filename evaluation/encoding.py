@@ -71,7 +71,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     flags = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             yield
     finally:
         for module, training in flags:

@@ -5,7 +5,8 @@
 stale.
 
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns) or a plan and one of its ablation tables
-(``informin-ablations/lambda``). An ablation table stands in the plan's ``tables``::
+(``informin-ablations/lambda``), or ``selection`` (see ``csekit.evaluation.selection``). An ablation table stands in
+the plan's ``tables``::
 
     lambda:
       title: Weight of the reconstruction term
@@ -23,6 +24,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from csekit.evaluation.selection import selection_table
 
 _BLOCK = re.compile(
     r"(?P<head><!-- table:(?P<name>[^\s>]+) -->\n)(?P<body>.*?)(?P<tail><!-- end table -->)", re.DOTALL
@@ -77,6 +80,8 @@ def ablation_table(summary: Mapping[str, Any], name: str) -> str:
 
 def render(name: str, results_dir: Path) -> str:
     """The table of a marker."""
+    if name == "selection":
+        return selection_table(results_dir)
     plan, _, table = name.partition("/")
     path = results_dir / plan / "summary.json"
     if not path.is_file():

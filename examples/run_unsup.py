@@ -12,6 +12,7 @@ already is refused unless `--overwrite` is given. SIGTERM saves and ends with 14
 
 import sys
 import time
+from pathlib import Path
 
 from transformers import AutoTokenizer, set_seed
 
@@ -28,17 +29,23 @@ from csekit.trainers.runs import (
     write_run,
 )
 
+REAL_RUN = """For a real run:
+  accelerate launch examples/run_unsup.py --model_name_or_path bert-base-uncased --train_file sentences.txt
+  (or --dataset_name NAME from the Hub; --data_dir SentEval/data for STS-B dev and the STS test sets)"""
+
 
 def main() -> int:
     started = time.monotonic()
     run, args, fields = parse_run_arguments()
-    if run.is_empty:  # no encoder and no corpus named: the embedded default
+    if demo := run.is_empty:  # no encoder and no corpus named: the embedded default
         run, args, fields = parse_run_arguments(defaults=DEMO)
-        run = with_demo(run)
 
     with one_line_errors():
-        run.check()
         check_output_dir(run, args)
+        if demo:
+            with args.main_process_first(desc="demo encoder"):
+                run = with_demo(run, Path(__file__).parent / "demo")
+        run.check()
         corpus = load_corpus(
             run.train_file,
             run.dataset_name,
@@ -73,6 +80,8 @@ def main() -> int:
         write_run(trainer, run, before, after, seconds)
         print(before_and_after(before, after))
         print(f"\nThe encoder is in {folder}: AutoModel.from_pretrained({str(folder)!r})")
+        if demo:
+            print(REAL_RUN)
     return 0
 
 

@@ -192,7 +192,9 @@ class CSEConfig(PreTrainedConfig):
             raise ValueError(
                 f"{cls.__name__} is not the config of a {kind!r} model: start from an encoder with from_backbone"
             )
-        return super().from_dict(config_dict, **kwargs)
+        loaded = super().from_dict(config_dict, **kwargs)
+        (loaded[0] if isinstance(loaded, tuple) else loaded)._check()  # what was overridden, too
+        return loaded
 
     def to_dict(self) -> dict[str, Any]:
         output = super().to_dict()

@@ -1,5 +1,195 @@
-DEMO = {}
+"""An encoder to try everything on: no download, about a minute on two CPU cores.
+
+Its text is the reference of the Python language, which every Python installation carries as the topics of ``help()``
+(``pydoc_data.topics``). It is a toy: large enough to watch the methods work, far too small for embeddings of use.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import BertConfig
+
+from csekit import __version__
+from csekit.trainers.pretraining import pretrain_mlm, train_tokenizer
+from csekit.trainers.run_arguments import RunArguments
+
+logger = logging.getLogger(__name__)
+
+_MARKUP = re.compile(r"::=|>>>|^\s*\.\.\. |[=*~^#-]{4,}|\|.*\||^\s*[+|]", re.MULTILINE)
+_BULLET = re.compile(r"^(\s*)(\*|[0-9]+\.|\[[0-9]+\])(\s+)")
+_VERSION_NOTE = re.compile(r"^(New|Added|Changed|Deprecated|Removed) (in|since) version [0-9.]+(, [a-z ]+[0-9.]+)?:? ")
+_LABEL = re.compile(r"^(Note|Warning|CPython implementation detail|See also|Caution|Important):\s+")
+_EMPHASIS = re.compile(r"(?<![\w*])\*{1,2}([\w][^*]*?)\*{1,2}(?![\w*])")
+_FOOTNOTE = re.compile(r"\s*\[[0-9]+\]")
+_BOUNDARY = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)(?<!etc\.)(?<!cf\.)[)”]?\s+(?=[(“]?[A-Z])")
+_START = re.compile(r"[A-Z]|[a-z_.]+(\(\))? [a-z]+ [a-z]+ ")  # a capital, or a name that the sentence is about
+_WORD = re.compile(r"[(“‘]?[A-Za-z]+(['’-][A-Za-z]+)*[)”’]?[,;:.!?]?[)”’]?")
 
 
-def with_demo(r):
-    return r
+def demo_sentences() -> list[str]:
+    """Plain English sentences of the Python language reference, several thousand, in the order of its topics.
+
+    Taken from the running interpreter, so that another Python version gives slightly different sentences. Headings,
+    grammar, code, tables and markup are left out, so are repeated sentences and those of fewer than 6 or more than 50
+    words.
+    """
+    from pydoc_data.topics import topics
+
+    found: dict[str, None] = {}
+    for name in sorted(topics):
+        for paragraph in _paragraphs(topics[name]):
+            found.update(dict.fromkeys(filter(_is_prose, _sentences(_plain(paragraph)))))
+    return list(found)
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Blocks between blank lines, cut again where the indentation changes (a term and its definition)."""
+    for block in re.split(r"\n\s*\n", text.expandtabs()):
+        if _MARKUP.search(block):
+            continue
+        indent = -1
+        lines: list[str] = []
+        for line in block.splitlines():
+            line = _BULLET.sub(lambda match: " " * len(match[0]), line)
+            level = len(line) - len(line.lstrip())
+            if level != indent and lines:
+                yield "\n".join(lines)
+                lines = []
+            indent = level
+            lines.append(line.strip())
+        yield "\n".join(lines)
+
+
+def _plain(paragraph: str) -> str:
+    """One line without quotation marks around code, emphasis, footnote marks and labels."""
+    text = re.sub(r"(?<=\w)-\n(?=[a-z])", "-", paragraph).replace("\n", " ")
+    text = _FOOTNOTE.sub("", _EMPHASIS.sub(r"\1", text.replace('"', "")))
+    text = " ".join(text.split())
+    text = _LABEL.sub("", _VERSION_NOTE.sub("", text))
+    return re.sub(r":$", ".", text)  # the code that it leads to is left out
+
+
+def _sentences(text: str) -> Iterator[str]:
+    for sentence in _BOUNDARY.split(text):
+        closed = sentence[:1] == "(" and sentence.find(")") in (-1, len(sentence) - 1)  # all of it in parentheses
+        yield sentence.strip("()") if closed else sentence
+
+
+def _is_prose(sentence: str) -> bool:
+    words = sentence.split()
+    if not 6 <= len(words) <= 50 or not _START.match(sentence) or sentence[-1] not in ".!?":
+        return False
+    return sum(_WORD.fullmatch(word) is not None for word in words) >= 0.75 * len(words)
+
+
+#: What ``examples/run_unsup.py`` does when it is told nothing; chosen on the dev half of the demo pairs.
+DEMO: dict[str, Any] = {
+    "output_dir": "runs/demo",
+    "learning_rate": 3e-4,
+    "dropout": 0.3,
+    "pooling": "mean",
+    "max_steps": 100,
+    "eval_steps": 25,
+    "logging_steps": 25,
+}
+
+
+def with_demo(run: RunArguments, folder: str | Path) -> RunArguments:
+    """Fill in the demo's encoder and text, made where they are not yet in the cache, and its pairs.
+
+    Arguments:
+        run: arguments that name neither encoder nor corpus.
+        folder: with ``dev.tsv`` and ``test.tsv``.
+    """
+    cache = Path(os.environ.get("CSEKIT_CACHE", Path.home() / ".cache" / "csekit"))
+    encoder = demo_encoder(cache)
+    text = encoder / "sentences.txt"
+    print("No encoder and no corpus named: the embedded demo, Python's own documentation and 300 hand-written pairs.")
+    dev, test = run.dev_file or f"{folder}/dev.tsv", run.test_file or f"{folder}/test.tsv"
+    return replace(run, model_name_or_path=str(encoder), train_file=str(text), dev_file=dev, test_file=test)
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """Size and training of the demo encoder. The defaults were chosen on the dev half of the demo pairs."""
+
+    vocab_size: int = 5000
+    hidden_size: int = 128
+    layers: int = 2
+    heads: int = 4
+    steps: int = 500
+    learning_rate: float = 1e-3
+    batch_size: int = 16
+    block_length: int = 64
+    seed: int = 0
+
+
+def demo_encoder(cache_dir: str | Path, settings: DemoSettings | None = None, progress: bool = True) -> Path:
+    """Make the demo encoder, or find the one made before.
+
+    Tokenizer and masked language model are trained on `demo_sentences`, one sentence in twenty held out. The folder's
+    name is a hash of all that went in (version of this package, settings, sentences), and it appears complete or not
+    at all: it is written under another name first.
+
+    Arguments:
+        cache_dir: the folder that holds such encoders; made where it does not exist.
+
+    Returns:
+        A folder with a ``BertForMaskedLM``, its tokenizer, and ``sentences.txt``.
+    """
+    settings = settings or DemoSettings()
+    sentences = demo_sentences()
+    target = Path(cache_dir) / f"demo-encoder-{_key(settings, sentences)}"
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    logger.info("training the demo encoder on %d sentences, once: %s", len(sentences), target)
+    heldout, train = sentences[::20], [text for index, text in enumerate(sentences) if index % 20]
+    tokenizer = train_tokenizer(train, settings.vocab_size)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=4 * settings.hidden_size,
+        max_position_embeddings=128,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = pretrain_mlm(
+        train,
+        tokenizer,
+        config,
+        settings.steps,
+        heldout=heldout,
+        learning_rate=settings.learning_rate,
+        batch_size=settings.batch_size,
+        block_length=settings.block_length,
+        seed=settings.seed,
+        progress=progress,
+    )
+    part = Path(tempfile.mkdtemp(prefix=".demo-encoder-", dir=target.parent))
+    try:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        (part / "sentences.txt").write_text("\n".join(sentences) + "\n", encoding="utf-8")
+        os.replace(part, target)
+    except OSError:
+        if not target.is_dir():  # otherwise another process was faster, with the same result
+            raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
+
+
+def _key(settings: DemoSettings, sentences: Sequence[str]) -> str:
+    content = json.dumps([__version__, asdict(settings), list(sentences)])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -177,7 +177,7 @@ def before_and_after(
     before: tuple[dict[str, float], STSScores | None], after: tuple[dict[str, float], STSScores | None]
 ) -> str:
     """A table of the scores before and after training, for a terminal."""
-    rows = [(f"dev {name}", before[0].get(name), value) for name, value in after[0].items()]
+    rows = [(name.replace("_spearman", " Spearman"), before[0].get(name), value) for name, value in after[0].items()]
     if after[1] is not None:
         untrained = before[1].tasks if before[1] is not None else {}
         for name, scores in after[1].tasks.items():

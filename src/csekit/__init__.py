@@ -8,7 +8,33 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_PUBLIC: dict[str, str] = {}
+_PUBLIC: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "CSEConfig",
+            "CSEModel",
+            "InforMinConfig",
+            "InforMinModel",
+            "MaskedLM",
+            "MaskedLMConfig",
+            "Objective",
+            "ObjectiveConfig",
+            "Reconstruction",
+            "ReconstructionConfig",
+            "SimCSEConfig",
+            "SimCSEModel",
+        ),
+        "csekit.modeling",
+    ),
+    **dict.fromkeys(
+        ("CSECollator", "CSETrainer", "CSETrainingArguments", "Corpus", "load_corpus"),
+        "csekit.trainers",
+    ),
+    **dict.fromkeys(
+        ("compare_runs", "encode", "evaluate_pairs", "evaluate_sts", "load_encoder", "load_sts", "read_pairs"),
+        "csekit.evaluation",
+    ),
+}
 
 __all__ = ["__version__", *_PUBLIC]
 

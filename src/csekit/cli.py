@@ -87,7 +87,7 @@ def evaluate(
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        from csekit.evaluation import environment, evaluate_sts, load_encoder, write_results
+        from csekit.evaluation import load_encoder
 
         sets = _load_tasks(data_dir, tasks, text_form)
         encoder = load_encoder(
@@ -98,25 +98,34 @@ def evaluate(
             prompt_template=prompt_template,
             batch_size=batch_size,
         )
-        started = time.perf_counter()
-        scores = evaluate_sts(encoder, sets, progress=progress)
-        seconds = time.perf_counter() - started
-        typer.echo(sts_table(scores))
-        typer.echo(
-            f"{encoder.name}: {scores.text_form} text, {scores.sentences} distinct sentences, "
-            f"{scores.truncated} cut at {encoder.max_length} tokens, {seconds:.1f} s"
-        )
-        if output is not None:
-            results: dict[str, Any] = {
-                "run": _run(path, encoder, sets),
-                "name": encoder.name,
-                "backbone": encoder.name,
-                "test": scores.to_dict(),
-                "environment": environment(),
-                "seconds": {"total": round(seconds, 1)},
-            }
-            write_results(output, results, scores.similarities(), overwrite=overwrite)
-            typer.echo(f"written: {output}")
+        _score(path, encoder, sets, output, overwrite, progress)
+
+
+def _score(
+    path: str, encoder: "TextEncoder", sets: "list[STSTask]", output: Path | None, overwrite: bool, progress: bool
+) -> None:
+    """Print the scores, and write them where ``output`` is given."""
+    from csekit.evaluation import environment, evaluate_sts, write_results
+
+    started = time.perf_counter()
+    scores = evaluate_sts(encoder, sets, progress=progress)
+    seconds = time.perf_counter() - started
+    typer.echo(sts_table(scores))
+    typer.echo(
+        f"{encoder.name}: {scores.text_form} text, {scores.sentences} distinct sentences, "
+        f"{scores.truncated} cut at {encoder.max_length} tokens, {seconds:.1f} s"
+    )
+    if output is not None:
+        results: dict[str, Any] = {
+            "run": _run(path, encoder, sets),
+            "name": encoder.name,
+            "backbone": encoder.name,
+            "test": scores.to_dict(),
+            "environment": environment(),
+            "seconds": {"total": round(seconds, 1)},
+        }
+        write_results(output, results, scores.similarities(), overwrite=overwrite)
+        typer.echo(f"written: {output}")
 
 
 def _load_tasks(data_dir: str | None, tasks: str, text_form: str) -> "list[STSTask]":

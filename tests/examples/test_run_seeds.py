@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from csekit.evaluation.plans import Clock, Plan, PlanError, parse_options
+from csekit.evaluation.results import read_similarities
 from csekit.evaluation.trials import Records, spread, summarise
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,8 @@ TASKS = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
 # Dev falls, test rises with the learning rate: a choice on test scores would differ. Steps are saved one by one.
 FAKE = """
 import json, os, pathlib, signal, sys, time
+import numpy as np
+from csekit.evaluation.results import read_results, write_results
 words = dict(zip([w[2:] for w in sys.argv[1::2]], sys.argv[2::2]))
 out = pathlib.Path(words["output_dir"])
 (out / "training").mkdir(parents=True, exist_ok=True)
@@ -51,13 +54,16 @@ dev = float("nan") if float(words.get("nan_at", -1)) == rate else 80 - 1e4 * rat
 scored = words["do_predict"] == "True" or words.get("leak")
 tasks = {t: {"all": 50 + 1e4 * rate + i + (seed - 42) ** 2, "mean": 0, "wmean": 0} for i, t in enumerate(TASKS)}
 test = {"tasks": tasks, "avg": sum(t["all"] for t in tasks.values()) / 7} if scored else None
-(out / "results.similarities.npz").write_bytes(b"npz")
-result = {"schema": 1, "name": out.name, "method": "simcse", "backbone": words["backbone"],
+result = {"name": out.name, "method": "simcse", "backbone": words["backbone"],
           "corpus": {"name": "wiki_tiny", "checksum": "0", "rows": 1000}, "config": {}, "arguments": dict(words),
           "seed": seed, "dev": {"metric": "stsb_spearman", "best": dev, "step": 1, "history": []}, "test": test,
-          "similarities": "results.similarities.npz" if scored else None, "environment": {},
+          "environment": {},
           "seconds": {"train": 2.0 * int(words["max_steps"]), "total": 2.0 * int(words["max_steps"]) + 5}}
-(out / "results.json").write_text(json.dumps(result))
+gold = np.arange(20.0)
+noise = np.random.default_rng(seed).normal(size=20)
+similarities = {t: (gold + noise / (1e4 * rate + 1), gold) for t in TASKS} if scored else None
+write_results(out / "results.json", {}, similarities, overwrite=True)
+(out / "results.json").write_text(json.dumps(result | read_results(out / "results.json")))
 note("end")
 """.replace("TASKS", repr(TASKS))
 
@@ -148,8 +154,16 @@ def test_grid_trials_are_short_dev_only_first_seed_and_finals_are_not(bench: Ben
     assert (final["do_predict"], final["max_steps"], final["seed"], final["dropout"]) == ("True", "3", "44", "0.2")
     assert not (bench.folder / "runs/two/learning_rate=3e-05/training").exists()
     assert (bench.folder / "runs/two/seed=44/training").exists()
-    assert (bench.results / "small/two/seed=44.similarities.npz").read_bytes() == b"npz"
-    assert bench.record("two/seed=44")["similarities"] == "seed=44.similarities.npz"
+    assert bench.record("two/seed=44")["similarities"]["file"] == "seed=44.similarities.npz"
+    assert set(read_similarities(bench.results / "small/two/seed=44.json")) == set(TASKS)
+    assert not (bench.results / "small/two/learning_rate=3e-05.similarities.npz").exists()
+
+
+def test_p_values_against_the_baseline(bench: Bench) -> None:
+    bench.plan["baseline"] = "one"
+    bench.run()
+    experiments = bench.summary()["experiments"]
+    assert "p_value" not in experiments["one"] and 0 < experiments["two"]["p_value"] <= 1
 
 
 def test_every_trial_runs_once_and_a_second_call_runs_nothing(bench: Bench) -> None:

@@ -171,6 +171,8 @@ def test_overriding_a_flat_field_while_loading(tmp_path):
     InforMinConfig().save_pretrained(tmp_path)
     config = InforMinConfig.from_pretrained(tmp_path, reconstruction_weight=4.0, temperature=0.1)
     assert (config.reconstruction_weight, config.temperature) == (4.0, 0.1)
+    with pytest.raises(ValueError, match=r"pooling must be one of .*, got 'max'"):
+        InforMinConfig.from_pretrained(tmp_path, pooling="max")
 
 
 def test_registered_with_auto_classes(encoder_config):

@@ -1,0 +1,74 @@
+"""How well the label-free criteria agree with STS-B dev in our own runs: what to select by without labels."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from csekit.evaluation.correlation import spearman
+
+#: Criterion to the sign with which "greater is better".
+CRITERIA = {"alignment": -1.0, "uniformity": -1.0, "effective_rank": 1.0}
+DEV = "stsb_spearman"
+
+
+def histories(results_dir: str | Path) -> Iterator[list[Mapping[str, Any]]]:
+    """The evaluations of every run below ``results_dir`` that logged STS-B dev and all criteria at least 4 times."""
+    for path in sorted(Path(results_dir).rglob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        dev = content.get("dev") if isinstance(content, dict) else None
+        history = dev.get("history", []) if isinstance(dev, dict) else []
+        complete = [row for row in history if all(row.get(name) is not None for name in (DEV, *CRITERIA))]
+        if len(complete) >= 4:
+            yield complete
+
+
+def agreement(results_dir: str | Path) -> dict[str, Any]:
+    """Rank correlation of each criterion with STS-B dev, and what selecting by it would cost.
+
+    Returns:
+        ``runs``; per criterion ``within`` (mean Spearman over the checkpoints of a run), ``across`` (Spearman over the
+        last checkpoints of all runs), ``regret`` (mean points of STS-B dev between the best checkpoint of a run and
+        the one that the criterion chooses); ``last_regret`` for keeping the last checkpoint.
+    """
+    runs = list(histories(results_dir))
+    columns = [{name: np.array([row[name] for row in run], dtype=float) for name in (DEV, *CRITERIA)} for run in runs]
+    result: dict[str, Any] = {"runs": len(runs), "criteria": {}}
+    if not runs:
+        return result
+    last_dev = np.array([run[DEV][-1] for run in columns])
+    for name, sign in CRITERIA.items():
+        within = [spearman(sign * run[name], run[DEV]) for run in columns if np.ptp(run[DEV]) and np.ptp(run[name])]
+        chosen = [run[DEV].max() - run[DEV][int(np.argmax(sign * run[name]))] for run in columns]
+        last = np.array([sign * run[name][-1] for run in columns])
+        result["criteria"][name] = {
+            "within": float(np.mean(within)) if within else None,
+            "across": float(spearman(last, last_dev)) if np.ptp(last) and np.ptp(last_dev) else None,
+            "regret": float(np.mean(chosen)),
+        }
+    result["last_regret"] = float(np.mean([run[DEV].max() - run[DEV][-1] for run in columns]))
+    return result
+
+
+def selection_table(results_dir: str | Path) -> str:
+    """The agreement as a Markdown table; correlations have the sign that makes +1 perfect agreement."""
+    found = agreement(results_dir)
+    if not found["runs"]:
+        raise ValueError(f"{results_dir}: no run that logged STS-B dev and the label-free criteria")
+
+    def cell(value: float | None) -> str:
+        return "–" if value is None else f"{value:.2f}"
+
+    lines = [
+        f"Over {found['runs']} runs, stand-in Wikipedia corpus. Correlations are Spearman's with STS-B dev, signed "
+        "so that +1 means that the criterion orders checkpoints as STS-B dev does.",
+        "",
+        "| select by | within a run | across runs | lost on STS-B dev, points |",
+        "|---|---:|---:|---:|",
+    ]
+    for name, row in found["criteria"].items():
+        lines.append(f"| `{name}` | {cell(row['within'])} | {cell(row['across'])} | {cell(row['regret'])} |")
+    lines.append(f"| the last checkpoint | | | {cell(found['last_regret'])} |")
+    return "\n".join(lines)
