@@ -6,7 +6,8 @@
     accelerate launch examples/run_unsup.py --config examples/configs/informin-bert-base.yaml --train_file …
 
 `--help` lists every argument with its default. The root of `--output_dir` becomes the exported encoder, `training/`
-what `--resume_from_checkpoint True` continues from, `results.json` what was measured. SIGTERM saves and ends with 143.
+what `--resume_from_checkpoint True` continues from, `results.json` what was measured. A folder that holds a run
+already is refused unless `--overwrite` is given. SIGTERM saves and ends with 143.
 """
 
 import sys
@@ -18,7 +19,15 @@ from transformers import AutoTokenizer, set_seed
 from csekit.modeling import METHODS
 from csekit.trainers import CSETrainer, load_corpus, parse_run_arguments
 from csekit.trainers.demo import DEMO, with_demo
-from csekit.trainers.runs import before_and_after, load_dev, load_tests, score_run, write_run
+from csekit.trainers.runs import (
+    before_and_after,
+    check_output_dir,
+    load_dev,
+    load_tests,
+    one_line_errors,
+    score_run,
+    write_run,
+)
 
 REAL_RUN = """For a real run:
   accelerate launch examples/run_unsup.py --model_name_or_path bert-base-uncased --train_file sentences.txt
@@ -30,27 +39,32 @@ def main() -> int:
     run, args, fields = parse_run_arguments()
     if demo := run.is_empty:  # no encoder and no corpus named: the embedded default
         run, args, fields = parse_run_arguments(defaults=DEMO)
-        with args.main_process_first(desc="demo encoder"):
-            run = with_demo(run, Path(__file__).parent / "demo")
-    run.check()
 
-    corpus = load_corpus(
-        run.train_file,
-        run.dataset_name,
-        columns=run.columns,
-        streaming=run.streaming,
-        max_samples=run.max_train_samples,
-    )
-    dev, tests = load_dev(run), load_tests(run) if args.do_predict else []
-    tokenizer = AutoTokenizer.from_pretrained(run.model_name_or_path)
-    fit = corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=fields.get("prompt_template"))
-    print(f"{corpus.name}: {corpus.report.summary()}; {fit.summary()}")
+    with one_line_errors():
+        check_output_dir(run, args)
+        if demo:
+            with args.main_process_first(desc="demo encoder"):
+                run = with_demo(run, Path(__file__).parent / "demo")
+        run.check()
+        corpus = load_corpus(
+            run.train_file,
+            run.dataset_name,
+            columns=run.columns,
+            streaming=run.streaming,
+            max_samples=run.max_train_samples,
+        )
+        dev, tests = load_dev(run), load_tests(run) if args.do_predict else []
+        tokenizer = AutoTokenizer.from_pretrained(run.model_name_or_path)
+        fit = corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=fields.get("prompt_template"))
+        print(f"{corpus.name}: {corpus.report.summary()}; {fit.summary()}")
+        if fit.warning:
+            print(f"warning: {fit.warning}", file=sys.stderr)
 
-    set_seed(args.seed)
-    model = METHODS[run.method].from_backbone(
-        run.model_name_or_path, tokenizer=tokenizer, dropout=run.dropout, **fields
-    )
-    trainer = CSETrainer(model, args, corpus, tokenizer, dev)
+        set_seed(args.seed)
+        model = METHODS[run.method].from_backbone(
+            run.model_name_or_path, tokenizer=tokenizer, dropout=run.dropout, **fields
+        )
+        trainer = CSETrainer(model, args, corpus, tokenizer, dev)
 
     before = score_run(trainer, tests if run.test_file else [])
     training = time.monotonic()

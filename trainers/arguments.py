@@ -62,6 +62,10 @@ class CSETrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         if self.max_seq_length < 3:
             raise ValueError(f"max_seq_length must be at least 3, got {self.max_seq_length}")
+        if self.label_free_samples < 0 or self.label_free_samples == 1:
+            raise ValueError(f"label_free_samples must be 0 or at least 2, got {self.label_free_samples}")
+        if str(self.resume_from_checkpoint).lower() in ("true", "false"):  # the command line has only text
+            self.resume_from_checkpoint = str(self.resume_from_checkpoint).lower() == "true"  # type: ignore[assignment]
         if self.save_steps is None:
             self.save_steps = self.eval_steps or 500
         self.select_last = self.metric_for_best_model is None  # until the trainer knows the dev set

@@ -12,14 +12,21 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 logger = logging.getLogger(__name__)
 
 
-class EvaluateAtEnd(TrainerCallback):
-    """Evaluate and save after the last step too, so that the last state can be the best one."""
+class Report(TrainerCallback):
+    """Evaluate after the last step too, since the last state can be the best one. Log then, since it may be no longer
+    finite, and at every checkpoint, so that a resumed run logs the same averages."""
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if state.global_step >= state.max_steps and args.eval_strategy != "no":
-            control.should_evaluate = True
+        last = state.global_step >= state.max_steps
+        control.should_evaluate |= last and args.eval_strategy == "steps"
+        control.should_log |= last or control.should_save
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        control.should_log |= control.should_save
 
 
 class StopOnTerminate(TrainerCallback):
@@ -54,11 +61,11 @@ class StopOnTerminate(TrainerCallback):
             received = bool(flag)
         if received:
             logger.warning("SIGTERM: writing a checkpoint at step %d and stopping.", state.global_step)
-            self.interrupted = control.should_save = control.should_training_stop = True
+            self.interrupted = control.should_training_stop = True
+            control.should_save = control.should_log = True
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def restore(self) -> None:
+        """Give the signal back to whoever had it before training."""
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None

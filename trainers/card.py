@@ -74,7 +74,7 @@ def write_model_card(folder: str | Path, results: dict[str, Any], base_model: st
         results: of the run, as ``run_results`` makes them.
         base_model: named in the metadata where it is a Hub id, not where it is a folder.
     """
-    folder = Path(folder)
+    folder = Path(folder).resolve()
     test = results["test"] or {"tasks": {}, "avg": None, "text_form": "raw"}
     evaluations = [
         EvalResult(

@@ -11,13 +11,13 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
-from csekit.modeling import METHODS, CSEConfig
+from csekit.modeling import METHODS, OBJECTIVES, CSEConfig
 
 from .arguments import CSETrainingArguments
 
@@ -54,6 +54,9 @@ class RunArguments:
     )
     text_form: str = field(default="tokenized", metadata={"help": "STS texts: tokenized (as the papers) or raw."})
     dropout: float | None = field(default=None, metadata={"help": "All dropout rates of the encoder."})
+    overwrite: bool = field(
+        default=False, metadata={"help": "Replace the run that output_dir holds: its checkpoints are deleted."}
+    )
 
     @property
     def is_empty(self) -> bool:
@@ -80,10 +83,13 @@ def method_fields(method: str, objectives: list[str] | None = None) -> dict[str,
     """The config fields of a method that a command line can set, with their types.
 
     Raises:
-        ValueError: an unknown method.
+        ValueError: an unknown method or objective.
     """
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
+    unknown = sorted(set(objectives or []) - set(OBJECTIVES))
+    if unknown:
+        raise ValueError(f"objectives must be among {', '.join(map(repr, OBJECTIVES))}, got {unknown[0]!r}")
     config = METHODS[method].config_class
     skipped = {"model_type", "sub_configs", "encoder_config", "objectives", "prompt_mask_offset"}
     own = {name: _plain_type(kind) for name, kind in CSEConfig.__annotations__.items() if name not in skipped}
@@ -109,25 +115,41 @@ def read_preset(path: str | Path) -> dict[str, Any]:
 
 
 def _early(argv: Sequence[str], preset: dict[str, Any]) -> tuple[str, list[str] | None]:
-    """Method and objectives: they decide which further names there are."""
+    """Method and objectives: they decide which further names there are. ``<term>_weight`` adds an objective."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--method", default=preset.get("method", "simcse"))
     parser.add_argument("--objectives", nargs="*", default=preset.get("objectives"))
     known, _ = parser.parse_known_args([argument for argument in argv if argument not in ("-h", "--help")])
-    return known.method, known.objectives
+    named = {*preset, *(word.removeprefix("--").split("=")[0] for word in argv if word.startswith("--"))}
+    added = [name for name in OBJECTIVES if f"{name}_weight" in named]
+    objectives = known.objectives
+    if isinstance(objectives, str):
+        objectives = [objectives]
+    if objectives is None and added and isinstance(known.method, str) and known.method in METHODS:
+        objectives = [objective.name for objective in METHODS[known.method].config_class.default_objectives()]
+    return known.method, None if objectives is None else list(dict.fromkeys([*map(str, objectives), *added]))
+
+
+class _Parser(HfArgumentParser):
+    """An error is one line; the hundred options are for ``--help``."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
 def build_parser(method: str, objectives: list[str] | None) -> tuple[HfArgumentParser, set[str]]:
     """The parser of a method, and the names of its config fields."""
     kinds: Any = [RunArguments, CSETrainingArguments]
-    parser = HfArgumentParser(kinds, allow_abbrev=False)
+    parser = _Parser(kinds, allow_abbrev=False)
     parser.add_argument("--config", help="Preset: a YAML file with these names; the command line wins.")
     taken = {f.name for kind in (RunArguments, CSETrainingArguments) for f in fields(kind)}
     own = {name: kind for name, kind in method_fields(method, objectives).items() if name not in taken}
     group = parser.add_argument_group(f"fields of {METHODS[method].config_class.__name__}")
     for name, kind in own.items():
-        convert: Any = string_to_bool if kind is bool else kind
-        group.add_argument(f"--{name}", type=convert, default=argparse.SUPPRESS, metavar=kind.__name__)
+        options: dict[str, Any] = {"type": kind, "metavar": kind.__name__}
+        if kind is bool:
+            options = {"type": string_to_bool, "metavar": "bool", "nargs": "?", "const": True}
+        group.add_argument(f"--{name}", default=argparse.SUPPRESS, **options)
     if METHODS[method].config_class is CSEConfig:
         group.add_argument("--objectives", nargs="*", default=argparse.SUPPRESS, help="Auxiliary objectives by name.")
         own["objectives"] = list
@@ -155,10 +177,10 @@ def parse_run_arguments(
         preset = dict(defaults or {}) | (read_preset(config_path) if config_path else {})
         method, objectives = _early(argv, preset)
         parser, own = build_parser(method, objectives)
-        known = {action.dest for action in parser._actions}
+        known = {action.dest for action in parser._actions} - {"help", "config"}
         for name in preset:
             if name not in known:
-                raise ValueError(f"{config_path or 'defaults'}: {_unknown(name, known, method)}")
+                raise ValueError(f"{config_path or 'defaults'}: {_unknown(str(name), known, method)}")
         parser.set_defaults(**_typed(parser, preset, str(config_path)))
         for action in parser._actions:
             action.required = action.required and action.dest not in preset
@@ -166,26 +188,49 @@ def parse_run_arguments(
         for word in (word for words in unknown for word in words):
             raise ValueError(_unknown(word.removeprefix("--").split("=")[0], known, method))
     except ValueError as error:
-        early.exit(2, f"{Path(sys.argv[0]).name}: error: {error}\n")
+        early.exit(2, f"{early.prog}: error: {' '.join(str(error).split())}\n")
     return run, args, {name: value for name, value in vars(rest).items() if name in own}
 
 
 def _unknown(name: str, known: set[str], method: str) -> str:
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    for objective, kind in OBJECTIVES.items():
+        if name.removeprefix(f"{objective}_") in kind.config_class.field_names() and name.startswith(objective):
+            hint = f"; {objective!r} is not among its objectives, --{objective}_weight adds it"
     return f"unknown argument {name!r} for method {method!r}{hint}"
 
 
 def _typed(parser: argparse.ArgumentParser, preset: dict[str, Any], path: str) -> dict[str, Any]:
     """The preset's values in the types of their arguments: YAML reads ``1e-5`` as text."""
     actions = {action.dest: action for action in parser._actions}
-    typed = {}
+    hints = typing.get_type_hints(RunArguments) | typing.get_type_hints(CSETrainingArguments)
+    typed: dict[str, Any] = {}
     for name, value in preset.items():
-        kind = actions[name].type
-        if isinstance(value, str) and callable(kind):
-            try:
-                value = kind(value)
-            except (ValueError, TypeError, argparse.ArgumentTypeError):
-                raise ValueError(f"{path}: {name} must be {getattr(kind, '__name__', kind)}, got {value!r}") from None
-        typed[name] = value
+        action = actions[name]
+        parts = typing.get_args(hints.get(name)) or (hints.get(name),)
+        if value is None and action.default is argparse.SUPPRESS:
+            continue  # a field of the method, left at its default
+        if (value is None and type(None) in parts) or (isinstance(value, dict) and dict in parts):
+            typed[name] = value
+            continue
+        several = action.nargs in ("+", "*")
+        try:
+            items = value if several and isinstance(value, list) else [value]
+            converted = [_plain_value(action.type or str, item) for item in items]
+        except (ValueError, TypeError, argparse.ArgumentTypeError):
+            kind = "bool" if action.type is string_to_bool else getattr(action.type or str, "__name__", action.type)
+            raise ValueError(f"{path}: {name} must be {kind}, got {value!r}") from None
+        typed[name] = converted if several else converted[0]
     return typed
+
+
+def _plain_value(kind: Any, value: Any) -> Any:
+    """A scalar of YAML in the type of an argument. Raises ValueError where that would change it."""
+    if isinstance(value, list | dict | None) or (isinstance(value, bool) and kind in (int, float)):
+        raise ValueError
+    if kind is int and isinstance(value, float) and value != int(value):
+        raise ValueError
+    if kind is string_to_bool and not isinstance(value, bool | str):
+        raise ValueError
+    return kind(value if kind in (int, float, string_to_bool) else str(value))

@@ -1,7 +1,11 @@
 """What a training script does around the trainer: its dev and test sets, its results file, its card, its table."""
 
 import logging
-from collections.abc import Sequence
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,36 @@ from .run_arguments import RunArguments
 from .trainer import CSETrainer
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """What the user can put right is one line on stderr and exit code 2, not a traceback."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        print(f"{Path(sys.argv[0]).name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def check_output_dir(run: RunArguments, args: CSETrainingArguments) -> None:
+    """Refuse to train over another run; with ``overwrite`` delete its checkpoints and its results first.
+
+    Raises:
+        ValueError: ``output_dir`` holds a run, finished or not, that is neither continued nor given up.
+    """
+    folder = Path(str(args.output_dir))
+    held = [*folder.glob("training/checkpoint-*"), *folder.glob("results.json")]
+    if not held or args.resume_from_checkpoint:
+        return
+    if not run.overwrite:
+        raise ValueError(
+            f"{folder} holds a run already ({held[0].relative_to(folder)}): choose another --output_dir, continue it "
+            "with --resume_from_checkpoint True, or replace it with --overwrite"
+        )
+    if args.process_index == 0:
+        for path in held:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _scored_pairs(path: str, columns: list[str] | None, name: str) -> Pairs:
@@ -58,19 +92,20 @@ def score_run(trainer: CSETrainer, tests: Sequence[STSTask]) -> tuple[dict[str, 
 
 
 def changed_arguments(args: CSETrainingArguments) -> dict[str, Any]:
-    """The training arguments that differ from their defaults, paths left out."""
+    """The training arguments that differ from their defaults; paths and access tokens left out."""
     default = CSETrainingArguments(output_dir=args.output_dir)
     skipped = {"output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "accelerator_config", "use_cpu"}
     changed = {}
     for field in fields(args):
-        value = getattr(args, field.name)
-        if field.name not in skipped and value != getattr(default, field.name) and _is_plain(value):
-            changed[field.name] = value
+        name, value = field.name, getattr(args, field.name)
+        told = name not in skipped and not name.endswith("_token")
+        if told and value != getattr(default, name) and _is_plain(value):
+            changed[name] = value
     return changed
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool | type(None))
+    return isinstance(value, str | int | float | bool | type(None)) and not os.path.isabs(str(value))
 
 
 def history(trainer: CSETrainer) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
@@ -99,7 +134,7 @@ def run_results(
     kept = {name: value for name, value in config.items() if name not in ("encoder_config", "transformers_version")}
     encoder = trainer.model.config.encoder_config
     return {
-        "name": Path(str(trainer.args.output_dir)).name,
+        "name": Path(str(trainer.args.output_dir)).resolve().name,
         "method": run.method,
         "backbone": Path(str(run.model_name_or_path)).name,
         "corpus": trainer.corpus.describe(),

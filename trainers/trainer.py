@@ -1,10 +1,11 @@
 """Transformers' Trainer with hooks: every loss term in the log, selection on a dev set, per-group clipping.
 
-Shape suffixes: S steps of a logging window, T terms and diagnostics.
+Shape suffixes: S micro-batches of a logging window, T terms and diagnostics.
 """
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, Trainer
-from transformers.trainer_utils import TrainOutput, get_last_checkpoint
+from transformers.trainer_utils import TrainOutput
 
-from csekit.evaluation.encoding import encode
+from csekit.evaluation.encoding import encode, evaluating
 from csekit.evaluation.geometry import label_free_criteria
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.sts import evaluate_pairs
@@ -26,7 +27,7 @@ from csekit.modeling.distributed import world_size
 from csekit.modeling.tokenization import pad, tokenize
 
 from .arguments import CSETrainingArguments
-from .callbacks import EvaluateAtEnd, StopOnTerminate
+from .callbacks import Report, StopOnTerminate
 from .collator import CSECollator
 from .corpora import Corpus
 from .corpus_datasets import SetEpochCallback, StreamingSentenceDataset
@@ -80,7 +81,7 @@ class CSETrainer(Trainer):
         )
         model.load_frozen()
         self._window: list[Tensor] = []
-        self._indices: list[Tensor | None] = []
+        self._origins: list[tuple[int, Tensor | None]] = []  # step and rows of the corpus
         self._names: list[str] = []
         self.stop_on_terminate = StopOnTerminate()
         sample = [row[0] for row in corpus.sample(args.label_free_samples)] if args.label_free_samples else []
@@ -94,7 +95,7 @@ class CSETrainer(Trainer):
             processing_class=tokenizer,
             callbacks=[
                 SetEpochCallback(corpus.dataset),
-                EvaluateAtEnd(),
+                Report(),
                 self.stop_on_terminate,
                 *kwargs.pop("callbacks", []),
             ],
@@ -116,7 +117,7 @@ class CSETrainer(Trainer):
         name = str(args.metric_for_best_model).removeprefix("eval_")
         if name not in available:
             raise ValueError(f"metric_for_best_model must be one of {sorted(available)}, got {name!r}")
-        args.greater_is_better = available[name]
+        args.metric_for_best_model, args.greater_is_better = name, available[name]
 
     @property
     def training_dir(self) -> str:
@@ -127,11 +128,23 @@ class CSETrainer(Trainer):
         return self.training_dir if trial is None else super()._get_output_dir(trial)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:  # type: ignore[override]
-        """As in Transformers; ``True`` resumes from the last checkpoint where there is one and else starts afresh."""
+        """As in Transformers; ``True`` resumes from the last whole checkpoint, or starts afresh where there is none.
+
+        A resumed run goes on bitwise as if never stopped, on the same kind of machine, with any number of workers
+        (but for ``dataloader_persistent_workers``, whose start draws from the global random state)."""
         if resume_from_checkpoint is True:
-            folder = self.training_dir
-            resume_from_checkpoint = get_last_checkpoint(folder) if os.path.isdir(folder) else None
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+            resume_from_checkpoint = last_checkpoint(self.training_dir)
+        try:
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        finally:
+            self.stop_on_terminate.restore()
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        """As in Transformers, but a finished run that is resumed takes no further step."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return [], None
+        return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     # Optimiser: one group per rate, one clipping norm per clip group
 
@@ -177,19 +190,21 @@ class CSETrainer(Trainer):
         metrics = {f"metrics/{name}": value for name, value in outputs.metrics.items()}
         self._names = [*terms, *metrics]
         self._window.append(torch.stack([value.float() for value in (*terms.values(), *metrics.values())]))
-        self._indices.append(index)
+        self._origins.append((self.state.global_step + 1, index))
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._window:
             rows_ST = self._checked_window()
-            means_T = self.accelerator.reduce(rows_ST.mean(0), reduction="mean")
+            micro_batches = Counter(step for step, _ in self._origins)
+            weights_S = rows_ST.new_tensor([1 / micro_batches[step] for step, _ in self._origins])
+            means_T = self.accelerator.reduce(weights_S @ rows_ST / len(micro_batches), reduction="mean")
             logs |= dict(zip(self._names, means_T.tolist(), strict=True))
-            self._window, self._indices = [], []
+            self._window, self._origins = [], []
         super().log(logs, start_time)
 
     def _checked_window(self) -> Tensor:
-        """The steps since the last log entry, (S, T); stops the run where a loss term is not finite."""
+        """The micro-batches since the last log entry, (S, T); stops the run where a loss term is not finite."""
         rows_ST = torch.stack(self._window)
         terms = [i for i, name in enumerate(self._names) if name.startswith("loss/")]
         broken_ST = ~rows_ST[:, terms].isfinite()
@@ -201,10 +216,8 @@ class CSETrainer(Trainer):
         if not broken_ST.any():
             raise NonFiniteLossError("a loss term is not finite in another process")
         row, column = broken_ST.nonzero()[0].tolist()
-        accumulation = self.args.gradient_accumulation_steps
-        step = self.state.global_step - (len(rows_ST) - 1 - row) // accumulation
+        step, index = self._origins[row]
         name, value = self._names[terms[column]].removeprefix("loss/"), rows_ST[row, terms[column]].item()
-        index = self._indices[row]
         samples = index.tolist() if index is not None else "unknown"
         raise NonFiniteLossError(
             f"step {step}: loss term {name!r} is {value}; rows of the corpus in that batch, from 0: {samples}. "
@@ -254,19 +267,18 @@ class CSETrainer(Trainer):
         return scores
 
     def embed(self, texts: list[str]) -> Any:
-        """Embeddings of the model as it is, (N, H) numpy; sentences up to the encoder's own limit."""
-        return encode(self.model, self.tokenizer, texts, prompt_template=self.model.config.prompt_template)
+        """Embeddings of the model as it is, (N, H) numpy; sentences up to the encoder's own limit. Computed in the
+        weights' own precision whatever that of training is: the scores are those of the exported encoder."""
+        with without_autocast(self.model):
+            return encode(self.model, self.tokenizer, texts, prompt_template=self.model.config.prompt_template)
 
-    @torch.no_grad()
     def _dropout_views(self) -> tuple[Any, Any]:
         """Two dropout views of the sample's embeddings, by a fixed seed, (n, H) numpy each."""
         rows = tokenize(self.tokenizer, self._sample, self.args.max_seq_length, self.model.config.prompt_template)
         batch = {name: value.to(self.args.device) for name, value in pad(self.tokenizer, rows.input_ids).items()}
-        training = self.model.training
-        with isolated_rng(self.args.seed):
+        with evaluating(self.model), isolated_rng(self.args.seed):
             self.model.train()
             views = [self.model.pooled(batch["input_ids"], batch["attention_mask"])[0] for _ in range(2)]
-            self.model.train(training)
         return views[0].float().cpu().numpy(), views[1].float().cpu().numpy()
 
     # The end of a run
@@ -287,6 +299,23 @@ class CSETrainer(Trainer):
         except ValueError as error:
             logger.warning("%s", error)
             return training
+
+
+def last_checkpoint(folder: str) -> str | None:
+    """The last whole checkpoint. Its state is written last, so one that a kill cut short has none."""
+    whole = [file.parent for file in Path(folder).glob("checkpoint-*/trainer_state.json")]
+    return str(max(whole, key=lambda checkpoint: int(checkpoint.name.split("-")[1]))) if whole else None
+
+
+@contextmanager
+def without_autocast(model: nn.Module) -> Iterator[None]:
+    """The model's own ``forward`` inside; in mixed precision accelerate puts autocast around it."""
+    wrapped = model.__dict__.pop("forward", None)
+    try:
+        yield
+    finally:
+        if wrapped is not None:
+            model.forward = wrapped
 
 
 @contextmanager

@@ -1,5 +1,11 @@
 """Three small tokenizers trained on the spot, one of each kind that encoders come with."""
 
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -67,3 +73,31 @@ def wordpiece(tokenizers):
 @pytest.fixture(scope="session")
 def sentences() -> list[str]:
     return SENTENCES
+
+
+@pytest.fixture(scope="session")
+def small() -> ModuleType:
+    """The functions of ``small_runs.py``, which is also a script that tests start."""
+    spec = importlib.util.spec_from_file_location("small_runs", Path(__file__).with_name("small_runs.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def small_backbone(small: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small.write_backbone(tmp_path_factory.mktemp("small") / "tiny-bert")
+
+
+@pytest.fixture(scope="session")
+def small_run(small: ModuleType, small_backbone: Path) -> Callable[..., Any]:
+    """``small_run(output_dir, rows=…, columns=…, …)``: a trainer on random words, see ``make_trainer``."""
+
+    def make(output_dir: Path, rows: int = 40, columns: int = 1, dev: bool = False, **options: Any) -> Any:
+        suffix = ".txt" if columns == 1 else ".tsv"
+        texts = small.write_texts(output_dir.parent / f"texts{suffix}", rows, columns)
+        pairs = small.write_pairs(output_dir.parent / "dev.tsv") if dev else None
+        return small.make_trainer(small_backbone, texts, output_dir, dev=pairs, **options)
+
+    return make

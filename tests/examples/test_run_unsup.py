@@ -1,0 +1,247 @@
+"""examples/run_unsup.py from a text file to a folder that loads everywhere, and what it says when that cannot be."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from csekit.evaluation import encode, load_encoder
+
+ROOT = Path(__file__).parents[2]
+RUN_UNSUP = ROOT / "examples" / "run_unsup.py"
+small = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "trainers" / "small_runs.py")))
+TEXTS = ["the man plays guitar .", "a red ball was in the house", "dog"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    small.write_backbone(folder / "tiny-bert")
+    small.write_texts(folder / "texts.txt", 60)
+    small.write_pairs(folder / "dev.tsv")
+    small.write_pairs(folder / "test.tsv", seed=2)
+    return folder
+
+
+def words(data: Path, output_dir: Path, **changes: Any) -> list[str]:
+    """A command line of 8 steps; None takes an argument out."""
+    arguments = {
+        "model_name_or_path": data / "tiny-bert",
+        "train_file": data / "texts.txt",
+        "dev_file": data / "dev.tsv",
+        "test_file": data / "test.tsv",
+        "output_dir": output_dir,
+        "per_device_train_batch_size": 8,
+        "eval_steps": 4,
+        "logging_steps": 2,
+        "learning_rate": 1e-3,
+        "use_cpu": True,
+    } | changes
+    return [str(word) for name, value in arguments.items() if value is not None for word in (f"--{name}", value)]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, data: Path) -> Callable[..., int]:
+    """The script's main in this process, with the arguments of ``words``."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(data / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", data / "cache")
+
+    def start(output_dir: Path, *more: str, **changes: Any) -> int:
+        monkeypatch.setattr(sys, "argv", ["run_unsup.py", *words(data, output_dir, **changes), *more])
+        try:
+            return int(runpy.run_path(str(RUN_UNSUP))["main"]())
+        except SystemExit as end:
+            return int(end.code or 0)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run that was started as users start it, and what it printed."""
+    folder = tmp_path_factory.mktemp("runs") / "encoder"
+    environment = {**os.environ, "HF_DATASETS_CACHE": str(data / "cache"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, str(RUN_UNSUP), *words(data, folder)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=data,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder, done.stdout
+
+
+def test_a_run_leaves_what_it_promises(finished: tuple[Path, str]) -> None:
+    folder, printed = finished
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "modules.json", "1_Pooling", "README.md"} <= names
+    assert {"training", "results.json", "results.similarities.npz"} <= names
+    training = {path.name for path in (folder / "training").iterdir()}
+    assert {"checkpoint-8", "config.json", "model.safetensors", "trainer_state.json"} <= training
+    assert "test Spearman" in printed and str(folder) in printed and "60 of 60 rows used" in printed
+
+
+def test_the_results_hold_setting_scores_and_log(finished: tuple[Path, str], data: Path) -> None:
+    results = json.loads((finished[0] / "results.json").read_text(encoding="utf-8"))
+    expected = {"name", "method", "backbone", "corpus", "config", "arguments", "seed", "dev", "before", "test", "log"}
+    assert expected | {"environment", "seconds", "similarities", "format"} == results.keys()
+    assert (results["name"], results["method"], results["backbone"]) == ("encoder", "simcse", "tiny-bert")
+    assert results["corpus"]["name"] == "texts.txt" and results["corpus"]["used"] == 60
+    dev = results["dev"]
+    assert dev["metric"] == "dev_spearman" and [entry["step"] for entry in dev["history"]] == [4, 8]
+    assert dev["best"] == max(entry["value"] for entry in dev["history"])
+    assert dev["after"]["dev_spearman"] == pytest.approx(dev["best"], abs=1e-6)  # the best was restored
+    assert set(results["test"]["tasks"]) == set(results["before"]["tasks"]) == {"test"}
+    assert [entry["step"] for entry in results["log"]] == [2, 4, 6, 8]
+    assert all(entry["loss"] == pytest.approx(entry["loss/contrastive"], abs=1e-5) for entry in results["log"])
+    assert results["arguments"]["learning_rate"] == 1e-3
+    assert results["seconds"].keys() == {"train", "total"}
+    assert str(data) not in json.dumps(results) and str(finished[0].parent) not in json.dumps(results)
+
+
+def test_the_card_is_valid_and_names_the_pooling(finished: tuple[Path, str], data: Path) -> None:
+    card = ModelCard.load(finished[0] / "README.md")
+    assert card.data.library_name == "sentence-transformers" and "csekit" in card.data.tags
+    assert card.data.base_model is None  # a folder of this machine is no Hub id
+    assert "**Pooling: cls.**" in card.text and str(data) not in card.content
+
+
+def test_all_ways_of_loading_give_the_same_embeddings(finished: tuple[Path, str]) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = str(finished[0])
+    model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        plain = model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).last_hidden_state[:, 0].numpy()
+    there = sentence_transformers.SentenceTransformer(folder, device="cpu").encode(TEXTS)
+    ours = load_encoder(folder).encode(TEXTS)
+    np.testing.assert_allclose(there, plain, atol=1e-5)
+    np.testing.assert_allclose(ours, plain, atol=1e-5)
+
+
+def test_the_training_folder_reloads_to_the_same_encoder(finished: tuple[Path, str]) -> None:
+    from csekit.modeling import SimCSEModel
+
+    model = SimCSEModel.from_pretrained(finished[0] / "training")
+    tokenizer = small.BertTokenizer.from_pretrained(finished[0] / "training")
+    exported = load_encoder(str(finished[0])).encode(TEXTS)
+    np.testing.assert_allclose(encode(model, tokenizer, TEXTS), exported, atol=1e-6)
+
+
+def test_informin_with_a_masked_lm_and_without_dev_set(run: Callable[..., int], tmp_path: Path) -> None:
+    folder = tmp_path / "informin"
+    more = ["--method", "informin", "--reconstruction_weight", "1.0", "--mlm_weight", "0.1", "--hub_token", "secret"]
+    assert run(folder, *more, dev_file=None, test_file=None) == 0
+    text = (folder / "results.json").read_text(encoding="utf-8")
+    results = json.loads(text)
+    assert {"loss/contrastive", "loss/reconstruction", "loss/mlm"} <= results["log"][0].keys()
+    assert results["dev"]["metric"] is None and results["test"] is None
+    assert "secret" not in text and "secret" not in (folder / "README.md").read_text(encoding="utf-8")
+
+
+# What is wrong is said in one line, before the model loads
+
+
+def error_lines(capsys: pytest.CaptureFixture) -> list[str]:
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    return [line for line in text.splitlines() if line.startswith("run_unsup.py: error: ")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "changes", "message"),
+    [
+        ("", None, {"train_file": "nowhere.txt"}, "nowhere.txt"),
+        ("one.txt", b"a man plays\n", {"train_file": "one.txt"}, "needs at least 2"),
+        ("blank.txt", b"\n\n", {"train_file": "blank.txt"}, "no usable row"),
+        ("latin.txt", "a caf\u00e9\nb\n".encode("latin-1"), {"train_file": "latin.txt"}, "UTF-8"),
+        ("", None, {"dev_file": "nowhere.tsv"}, "nowhere.tsv: no such file"),
+        ("d.tsv", b"sentence1\tscore\na\t1\n", {"dev_file": "d.tsv"}, "sentence2"),
+        ("d.tsv", b"a\tb\tx\na\tb\t1\n", {"dev_file": "d.tsv", "dev_columns": "0"}, "dev_columns must name 3"),
+        ("", None, {"model_name_or_path": None}, "--model_name_or_path is missing"),
+        ("", None, {"train_file": None}, "either --train_file or --dataset_name"),
+        ("", None, {"data_dir": "nowhere", "dev_file": None}, "nowhere"),
+        ("", None, {"method": "simsce"}, "method must be one of 'simcse'"),
+        ("", None, {"columns": "title"}, "title"),
+    ],
+)
+def test_an_error_before_the_model_is_one_line_and_status_2(
+    run: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    name: str,
+    content: bytes | None,
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("csekit.modeling.CSEModel.from_backbone", refuse)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert run(tmp_path / "run", **changes) == 2
+    errors = error_lines(capsys)
+    assert len(errors) == 1 and message in errors[0]
+    assert not (tmp_path / "run" / "training").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pooling": "max"}, "pooling must be one of 'cls'"),
+        ({"dropout": 0.0}, "differ by dropout alone"),
+        ({"metric_for_best_model": "accuracy"}, "metric_for_best_model must be one of ['alignment', 'dev_spearman'"),
+        ({"per_device_train_batch_size": 1}, "per_device_train_batch_size must be at least 2"),
+        ({"max_seq_length": 64}, "max_seq_length must be at most 32"),
+        ({"model_name_or_path": "no/such/model"}, "no/such/model"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_one_line_too(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture, changes: dict[str, Any], message: str
+) -> None:
+    assert run(tmp_path / "run", **changes) == 2
+    errors = error_lines(capsys)
+    assert len(errors) == 1 and message in errors[0]
+
+
+# A folder that holds a run already
+
+
+def test_a_second_run_into_the_same_folder_is_refused_continued_or_replaced_as_asked(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    assert run(folder) == 0
+    first = (folder / "model.safetensors").read_bytes()
+    scores = json.loads((folder / "results.json").read_text(encoding="utf-8"))["dev"]["after"]
+    capsys.readouterr()
+
+    assert run(folder, seed=1) == 2
+    assert "holds a run already" in (message := capsys.readouterr().err)
+    assert "--output_dir" in message and "--resume_from_checkpoint" in message and "--overwrite" in message
+    (folder / "results.json").unlink()  # one that was killed before its end
+    assert run(folder, seed=1) == 2
+    assert (folder / "model.safetensors").read_bytes() == first
+
+    assert run(folder, resume_from_checkpoint=True) == 0  # finished: nothing is trained, all is written again
+    assert (folder / "model.safetensors").read_bytes() == first
+    assert json.loads((folder / "results.json").read_text(encoding="utf-8"))["dev"]["after"] == scores
+
+    assert run(folder, "--overwrite", seed=1, max_steps=4) == 0
+    assert (folder / "model.safetensors").read_bytes() != first
+    assert [path.name for path in (folder / "training").glob("checkpoint-*")] == ["checkpoint-4"]

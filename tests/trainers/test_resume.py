@@ -1,0 +1,128 @@
+"""A training that is killed or told to stop ends, once resumed, with the weights and the log of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+SCRIPT = Path(__file__).with_name("small_runs.py")
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def run_jobs(folder: Path, jobs: list[dict[str, Any]]) -> list[int]:
+    """Exit codes of the jobs, -9 for a killed one."""
+    path = folder / "jobs.json"
+    path.write_text(json.dumps(jobs), encoding="utf-8")
+    done = subprocess.run([sys.executable, str(SCRIPT), str(path)], capture_output=True, text=True, env=ONE_THREAD)
+    assert done.returncode == 0, done.stderr[-3000:]
+    statuses = json.loads(path.with_suffix(".statuses").read_text(encoding="utf-8"))
+    if 1 in statuses:
+        pytest.fail(done.stderr[-3000:])
+    return statuses
+
+
+def report(job: dict[str, Any]) -> dict[str, Any]:
+    return json.loads((Path(job["output_dir"]) / "report-0.json").read_text(encoding="utf-8"))
+
+
+def entries(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """The log without what a clock measured."""
+    return [entry for entry in report(job)["log"] if "train_runtime" not in entry]
+
+
+def tensors(job: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights that the run kept (those of its best checkpoint) and the whole state after its last step."""
+    step = report(job)["step"]
+    last = Path(job["output_dir"]) / "training" / f"checkpoint-{step}"
+    optimizer = torch.load(last / "optimizer.pt")["state"]
+    moments = {f"optimizer.{i}.{k}": v for i, entry in optimizer.items() for k, v in entry.items()}
+    return {
+        **{f"kept.{name}": value for name, value in torch.load(Path(job["output_dir"]) / "final-0.pt").items()},
+        **load_file(last / "model.safetensors"),
+        **moments,
+    }
+
+
+def assert_same(job: dict[str, Any], straight: dict[str, Any], log: bool = True) -> None:
+    assert (report(job)["step"], report(job)["best_step"]) == (report(straight)["step"], report(straight)["best_step"])
+    found, expected = tensors(job), tensors(straight)
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+    if log:
+        assert entries(job) == entries(straight)
+
+
+@pytest.fixture
+def base(small: ModuleType, small_backbone: Path, tmp_path: Path) -> dict[str, Any]:
+    """16 steps an epoch and 40 in all: step 20 lies in the middle of the second epoch. With the masked LM."""
+    return {
+        "backbone": str(small_backbone),
+        "texts": str(small.write_texts(tmp_path / "texts.txt", 123)),
+        "dev": str(small.write_pairs(tmp_path / "dev.tsv")),
+        "fields": {"mlm_weight": 0.1},
+        "max_steps": 40,
+        "eval_steps": 10,
+        "logging_steps": 5,
+    }
+
+
+def test_a_run_that_was_killed_or_stopped_ends_bitwise_like_one_that_was_not(
+    base: dict[str, Any], tmp_path: Path
+) -> None:
+    def job(name: str, **options: Any) -> dict[str, Any]:
+        return base | {"output_dir": str(tmp_path / name)} | options
+
+    workers = {"dataloader_num_workers": 2}
+    kill, terminate = int(signal.SIGKILL), int(signal.SIGTERM)
+    straight = job("straight", resume=True)  # nothing to resume: as without
+    killed = job("killed")
+    stopped = job("stopped")
+    cut = job("cut")
+    jobs = [
+        straight,
+        killed | {"signal": [23, kill]},
+        killed | {"resume": True} | workers,
+        stopped | {"signal": [19, terminate]} | workers,
+        stopped | {"resume": True},
+        cut | {"killed_while_saving": True},
+        cut | {"resume": True},
+        cut | {"resume": True},  # finished: takes no step
+    ]
+    assert run_jobs(tmp_path, jobs) == [0, -kill, 0, 143, 0, -kill, 0, 0]
+    assert report(straight)["step"] == 40
+    assert_same(killed, straight)
+    assert_same(cut, straight)
+    assert_same(stopped, straight, log=False)
+    # the entry of step 20 is split by one at the interruption, all others are the same
+    logs = [[entry for entry in entries(each) if entry["step"] not in (19, 20)] for each in (stopped, straight)]
+    assert logs[0] == logs[1]
+    assert 19 in {entry["step"] for entry in entries(stopped) if "loss/mlm" in entry}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_steps": 48, "eval_steps": 16},  # the last checkpoint stands at the end of an epoch
+        {"gradient_accumulation_steps": 3, "max_steps": 14, "eval_steps": 4, "logging_steps": 2},
+        {"streaming": True},
+        {"streaming": True, "dataloader_num_workers": 2},
+        {"bf16": True, "dataloader_num_workers": 2},
+        {"fields": {"projector": "batchnorm"}, "method": "informin"},
+    ],
+    ids=["epoch", "accumulation", "stream", "stream-workers", "bf16", "batchnorm"],
+)
+def test_settings_that_resume(base: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:
+    straight, killed = (base | {"output_dir": str(tmp_path / name)} | options for name in ("straight", "killed"))
+    at = options.get("eval_steps", 10) + 1
+    jobs = [straight, killed | {"signal": [at, int(signal.SIGKILL)]}, killed | {"resume": True}]
+    assert run_jobs(tmp_path, jobs) == [0, -9, 0]
+    assert_same(killed, straight)

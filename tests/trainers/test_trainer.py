@@ -1,0 +1,366 @@
+"""The trainer: what it logs, keeps, refuses, moves and leaves alone."""
+
+import json
+import math
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from csekit.modeling import MaskedLM, Reconstruction, SimCSEModel
+from csekit.trainers import CSETrainer, CSETrainingArguments
+
+SmallRun = Callable[..., CSETrainer]
+
+
+class Recording(CSETrainer):
+    """Keeps what every micro-batch gave: (step, loss, terms, metrics)."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        if not hasattr(self, "seen"):
+            self.seen: list[Any] = []
+            self.batches: list[dict[str, Any]] = []
+        self.batches.append({name: value.clone() for name, value in inputs.items() if torch.is_tensor(value)})
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        values = [{k: float(v) for k, v in part.items()} for part in (outputs.loss_dict, outputs.metrics)]
+        self.seen.append((self.state.global_step + 1, float(loss), *values))
+        return loss
+
+
+def training_log(trainer: CSETrainer) -> list[dict[str, float]]:
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def evaluations(trainer: CSETrainer) -> list[dict[str, float]]:
+    return [entry for entry in trainer.state.log_history if "eval_uniformity" in entry or "eval_dev_spearman" in entry]
+
+
+def checkpoints(trainer: CSETrainer) -> set[str]:
+    return {path.name for path in Path(trainer.training_dir).glob("checkpoint-*")}
+
+
+def saved_weights(trainer: CSETrainer, step: int) -> dict[str, torch.Tensor]:
+    return load_file(Path(trainer.training_dir) / f"checkpoint-{step}" / "model.safetensors")
+
+
+def assert_weights(trainer: CSETrainer, expected: dict[str, torch.Tensor]) -> None:
+    state = trainer.model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in expected.items())
+
+
+# The log
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (40, {"method": "informin", "fields": {"mlm_weight": 0.1}}),
+        (41, {"gradient_accumulation_steps": 4, "num_train_epochs": 2}),  # 6 batches: steps of 4 and of 2
+        (41, {"logging_steps": 100}),  # the end of a run is logged whatever the interval
+        (41, {"bf16": True}),
+    ],
+    ids=["terms", "accumulation", "short", "bf16"],
+)
+def test_the_log_holds_the_mean_of_every_term(
+    small_run: SmallRun, tmp_path: Path, rows: int, options: dict[str, Any]
+) -> None:
+    trainer = small_run(tmp_path / "run", rows, kind=Recording, **options)
+    trainer.train()
+    log = training_log(trainer)
+    assert log[-1]["step"] == trainer.state.max_steps == trainer.seen[-1][0]
+    by_step: dict[int, list[dict[str, float]]] = defaultdict(list)
+    for step, loss, terms, metrics in trainer.seen:
+        assert loss == pytest.approx(sum(terms.values()), rel=1e-6)
+        row = {f"loss/{k}": v for k, v in terms.items()} | {f"metrics/{k}": v for k, v in metrics.items()}
+        by_step[step].append(row | {"loss": loss})
+    start = 0
+    for entry in log:
+        steps = [by_step[step] for step in range(start + 1, int(entry["step"]) + 1)]
+        for name in steps[0][0]:
+            expected = np.mean([np.mean([row[name] for row in step]) for step in steps])
+            assert entry[name] == pytest.approx(expected, rel=1e-5, abs=1e-6), name
+        assert entry["loss"] == pytest.approx(sum(v for k, v in entry.items() if k.startswith("loss/")), rel=1e-5)
+        start = int(entry["step"])
+    if options.get("method") == "informin":
+        assert {"loss/contrastive", "loss/reconstruction", "loss/mlm", "metrics/mlm_accuracy"} <= log[0].keys()
+
+
+def test_no_step_waits_for_the_device(small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers' own mask code may (it asks whether anything is padded); ours may not."""
+
+    def guarded(original: Any) -> Any:
+        def ask(self: torch.Tensor, *args: Any) -> Any:
+            caller = sys._getframe(1).f_globals["__name__"]
+            assert caller.startswith("transformers."), f"a host sync in {caller}"
+            return original(self, *args)
+
+        return ask
+
+    class Guarded(CSETrainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            with monkeypatch.context() as patch:
+                for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy"):
+                    patch.setattr(torch.Tensor, name, guarded(getattr(torch.Tensor, name)))
+                return super().compute_loss(*args, **kwargs)
+
+    trainer = small_run(tmp_path / "run", kind=Guarded, method="informin", fields={"mlm_weight": 0.1})
+    trainer.train()
+    assert trainer.state.global_step == 5
+
+
+# Selection
+
+
+class Scripted(CSETrainer):
+    """Dev scores by step."""
+
+    script: dict[int, float]
+
+    def dev_scores(self) -> dict[str, float]:
+        return {
+            "dev_spearman": self.script[self.state.global_step],
+            "uniformity": -self.script[self.state.global_step],
+        }
+
+
+def test_the_best_checkpoint_is_kept_and_restored_and_the_last_one_too(small_run: SmallRun, tmp_path: Path) -> None:
+    trainer = small_run(tmp_path / "run", 80, dev=True, kind=Scripted, eval_steps=2)
+    trainer.script = {2: 10.0, 4: 30.0, 6: 20.0, 8: 30.0, 10: 25.0}
+    trainer.train()
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (4, 30.0)  # a later equal one is not better
+    assert checkpoints(trainer) == {"checkpoint-4", "checkpoint-10"}
+    assert_weights(trainer, saved_weights(trainer, 4))
+    last = saved_weights(trainer, 10)
+    assert any(not torch.equal(last[name], value) for name, value in trainer.model.state_dict().items())
+    folder = trainer.save_run()
+    assert folder == tmp_path / "run" and (folder / "modules.json").is_file()
+    assert_weights(trainer, load_file(tmp_path / "run" / "training" / "model.safetensors"))
+    assert checkpoints(trainer) == {"checkpoint-4", "checkpoint-10"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps"),
+    [({"eval_steps": 2}, [2, 4, 5]), ({"eval_strategy": "epoch", "save_strategy": "epoch"}, [5])],
+    ids=["steps", "epoch"],
+)
+def test_the_state_after_the_last_step_is_evaluated_once_and_can_be_the_best(
+    small_run: SmallRun, tmp_path: Path, strategy: dict[str, Any], steps: list[int]
+) -> None:
+    trainer = small_run(tmp_path / "run", dev=True, kind=Scripted, **strategy)
+    trainer.script = {2: 1.0, 4: 2.0, 5: 3.0}
+    trainer.train()
+    assert [entry["step"] for entry in evaluations(trainer)] == steps
+    assert trainer.state.best_global_step == 5
+
+
+def test_without_dev_set_the_last_state_is_kept_and_criteria_without_labels_are_logged(
+    small_run: SmallRun, tmp_path: Path
+) -> None:
+    trainer = small_run(tmp_path / "run")
+    trainer.train()
+    assert trainer.args.metric_for_best_model is None and trainer.state.best_metric is None
+    assert_weights(trainer, saved_weights(trainer, 5))
+    for entry in evaluations(trainer):
+        assert {"eval_alignment", "eval_uniformity", "eval_effective_rank"} <= entry.keys()
+        assert all(math.isfinite(value) for value in entry.values())
+    assert [entry["step"] for entry in evaluations(trainer)] == [4, 5]
+
+
+@pytest.mark.parametrize("name", ["uniformity", "eval_uniformity"])
+def test_a_criterion_without_labels_can_select(small_run: SmallRun, tmp_path: Path, name: str) -> None:
+    trainer = small_run(tmp_path / "run", kind=Scripted, eval_steps=1, metric_for_best_model=name)
+    trainer.script = {1: 1.0, 2: 4.0, 3: 2.0, 4: 3.0, 5: 2.0}
+    trainer.train()
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (2, -4.0)
+    assert trainer.args.metric_for_best_model == "uniformity"
+    assert_weights(trainer, saved_weights(trainer, 2))
+
+
+def test_evaluating_leaves_random_state_and_model_alone(small_run: SmallRun, tmp_path: Path) -> None:
+    trainer = small_run(tmp_path / "run", dev=True)
+    trainer.model.train()
+    trainer.model.backbone.embeddings.eval()
+    before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
+    flags = [module.training for module in trainer.model.modules()]
+    first, second = trainer.evaluate(), trainer.evaluate()
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert np.array_equal(np.random.get_state()[1], before[2])
+    assert [module.training for module in trainer.model.modules()] == flags
+    assert first == second
+
+
+def test_the_scores_of_a_bf16_run_are_those_of_its_encoder_in_fp32(small_run: SmallRun, tmp_path: Path) -> None:
+    """The trainer wraps the model's forward in autocast; the exported encoder is scored without."""
+    trainer = small_run(tmp_path / "run", bf16=True)
+    trainer.train()
+    texts = ["the man plays guitar", "a red ball"]
+    embeddings = trainer.embed(texts)
+    batch = trainer.tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = trainer.model.eval().backbone(batch["input_ids"], batch["attention_mask"]).last_hidden_state[:, 0]
+    np.testing.assert_allclose(embeddings, states.numpy(), atol=1e-5)
+
+
+# What is refused before the first step
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metric_for_best_model": "stsb"}, r"metric_for_best_model must be one of .*'uniformity'.*, got 'stsb'"),
+        ({"metric_for_best_model": "dev_spearman"}, "must be one of"),  # there is no dev set
+        ({"metric_for_best_model": "alignment", "label_free_samples": 0}, r"must be one of \[\], got 'alignment'"),
+        ({"fields": {"dropout": 0.0}}, "differ by dropout alone, and the encoder's is 0"),
+        ({"per_device_train_batch_size": 1}, "per_device_train_batch_size must be at least 2"),
+        ({"label_free_samples": 1}, "label_free_samples must be 0 or at least 2, got 1"),
+        ({"max_seq_length": 2}, "max_seq_length must be at least 3, got 2"),
+        ({"streaming": True}, "max_steps"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_the_start(
+    small_run: SmallRun, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_run(tmp_path / "run", **options)
+    assert not (tmp_path / "run" / "training").exists()
+
+
+# What trains
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (33, {"fields": {"projector": "batchnorm"}}),  # the last batch holds one row
+        (33, {"columns": 2}),
+        (34, {"columns": 3, "fields": {"hard_negative_weight": 1.0, "symmetric": True}}),
+        (33, {"columns": 3, "fields": {"projector": "batchnorm", "mlm_weight": 0.1}, "method": "informin"}),
+        (20, {"streaming": True, "max_steps": 5}),
+        (33, {"bf16": True, "fields": {"mlm_weight": 0.1}}),
+    ],
+    ids=["one-row", "pairs", "triplets", "all", "stream", "bf16"],
+)
+def test_every_trainable_weight_moves_and_frozen_ones_stay(
+    small_run: SmallRun, tmp_path: Path, rows: int, options: dict[str, Any]
+) -> None:
+    trainer = small_run(tmp_path / "run", rows, label_free_samples=0, eval_steps=100, **options)
+    frozen = trainer.model.backbone.embeddings.position_embeddings.weight
+    frozen.requires_grad_(False)
+    before = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+    assert trainer.state.global_step == 5
+    for name, value in trainer.model.named_parameters():
+        still = value is frozen or "key.bias" in name  # softmax is blind to it
+        assert value.isfinite().all() and (still or not torch.equal(value, before[name])), name
+    assert torch.equal(frozen, before["backbone.embeddings.position_embeddings.weight"])
+
+
+def test_a_stream_passes_over_its_rows_again(small_run: SmallRun, tmp_path: Path) -> None:
+    trainer = small_run(tmp_path / "run", 20, kind=Recording, streaming=True, max_steps=5)
+    trainer.train()
+    assert torch.cat([batch["index"] for batch in trainer.batches]).tolist() == [*range(20), *range(20)]
+
+
+def test_workers_change_no_batch(small_run: SmallRun, tmp_path: Path) -> None:
+    runs = []
+    for workers in (0, 2):
+        trainer = small_run(
+            tmp_path / f"{workers}",
+            30,
+            kind=Recording,
+            fields={"mlm_weight": 0.1},
+            num_train_epochs=2,
+            dataloader_num_workers=workers,
+        )
+        trainer.train()
+        runs.append(trainer)
+    for first, second in zip(runs[0].batches, runs[1].batches, strict=True):
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(runs[0].batches[0]["index"], runs[0].batches[4]["index"])  # epochs differ
+    assert runs[0].seen == runs[1].seen
+    assert_weights(runs[1], runs[0].model.state_dict())
+
+
+# Parameter groups
+
+
+class Apart(Reconstruction):
+    """An objective with a layer that learns ten times as fast and is clipped by itself."""
+
+    def __init__(self, config: Any, encoder_config: Any) -> None:
+        super().__init__(config, encoder_config)
+        self.layer = torch.nn.Linear(32, 1)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": list(self.layer.parameters()), "lr_scale": 10.0, "clip_group": "apart"}]
+
+    def forward(self, views: Any, batch: Any, encode: Any) -> Any:
+        terms, metrics = super().forward(views, batch, encode)
+        return terms | {"apart": 1e4 * self.layer(views.h).square().mean()}, metrics
+
+
+def test_groups_have_their_own_rate_and_are_clipped_apart(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("csekit.modeling.registry.OBJECTIVES", {"reconstruction": Apart, "mlm": MaskedLM})
+    norms: list[tuple[float, float]] = []
+
+    class Norms(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
+            apart = list(model.objectives["reconstruction"].layer.parameters())
+            rest = [p for p in model.parameters() if all(p is not q for q in apart) and p.grad is not None]
+            norms.append(tuple(float(torch.cat([p.grad.flatten() for p in ps]).norm()) for ps in (rest, apart)))
+
+    trainer = small_run(
+        tmp_path / "run", method="informin", weight_decay=0.1, max_grad_norm=0.5, warmup_steps=0, max_steps=3
+    )
+    trainer.add_callback(Norms())
+    trainer.train()
+    for norm, apart in norms:  # joined, the huge gradients of either would leave nothing of the other's
+        assert norm == pytest.approx(0.5, rel=1e-3) and apart == pytest.approx(0.5, rel=1e-3)
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    layer = {id(p) for p in trainer.model.objectives["reconstruction"].layer.parameters()}
+    count = 0
+    for group in trainer.optimizer.param_groups:
+        for parameter in group["params"]:
+            name, count = names[id(parameter)], count + 1
+            assert group["initial_lr"] == pytest.approx(1e-2 if id(parameter) in layer else 1e-3), name
+            plain = name.endswith("bias") or "LayerNorm" in name
+            assert group["weight_decay"] == (0.0 if plain else 0.1), name
+    assert count == len(names)
+
+
+# Arguments
+
+
+def test_arguments_follow_each_other(tmp_path: Path) -> None:
+    args = CSETrainingArguments(output_dir=str(tmp_path), eval_steps=50)
+    assert (args.save_steps, args.save_total_limit, args.learning_rate) == (50, 2, 3e-5)
+    assert (args.per_device_train_batch_size, args.max_grad_norm, args.weight_decay, args.seed) == (64, 1.0, 0.0, 42)
+    for text, value in (
+        ("True", True),
+        ("true", True),
+        ("False", False),
+        ("runs/x/checkpoint-5", "runs/x/checkpoint-5"),
+    ):
+        assert (
+            CSETrainingArguments(output_dir=str(tmp_path), resume_from_checkpoint=text).resume_from_checkpoint == value
+        )
+
+
+def test_a_training_checkpoint_reloads_as_its_method(small_run: SmallRun, tmp_path: Path) -> None:
+    trainer = small_run(tmp_path / "run", num_train_epochs=2)
+    trainer.train()
+    model = SimCSEModel.from_pretrained(Path(trainer.training_dir) / "checkpoint-10")
+    assert model.state_dict().keys() == trainer.model.state_dict().keys()
+    state = json.loads((Path(trainer.training_dir) / "checkpoint-10" / "trainer_state.json").read_text())
+    assert state["global_step"] == 10
