@@ -39,6 +39,7 @@ def main() -> int:
     run, args, fields = parse_run_arguments()
     if demo := run.is_empty:  # no encoder and no corpus named: the embedded default
         run, args, fields = parse_run_arguments(defaults=DEMO)
+        run.overwrite |= args.output_dir == DEMO["output_dir"]  # the demo's own folder can be made again
 
     with one_line_errors():
         check_output_dir(run, args)
