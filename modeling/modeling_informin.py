@@ -1,5 +1,5 @@
-"""InforMin-CL (Chen et al., 2022, "Information-Minimization-Based Contrastive Learning Model for Unsupervised Sentence
-Embeddings Learning")."""
+"""InforMin-CL (Chen et al., 2022, "An Information Minimization Based Contrastive Learning Model for Unsupervised
+Sentence Embeddings Learning")."""
 
 from torch import Tensor
 

@@ -24,6 +24,7 @@ from csekit.evaluation.sts import evaluate_pairs
 from csekit.modeling import CSEModel
 from csekit.modeling.configuration_cse import dropout_fields
 from csekit.modeling.distributed import world_size
+from csekit.modeling.export import check_exportable
 from csekit.modeling.tokenization import pad, tokenize
 
 from .arguments import CSETrainingArguments
@@ -334,8 +335,15 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
             f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
             "set dropout, e.g. --dropout 0.1, or give pairs"
         )
-    if args.per_device_train_batch_size * args.world_size < 2:
-        raise ValueError("per_device_train_batch_size must be at least 2: the other rows are the negatives, got 1")
+    rows = args.per_device_train_batch_size * args.world_size
+    if rows < 2:
+        raise ValueError(
+            f"per_device_train_batch_size must be at least 2, the other rows are the negatives, got {rows}"
+        )
+    try:
+        check_exportable(model.config.pooling, model.config.prompt_template)
+    except ValueError as error:
+        logger.warning("%s (it will be in %s/%s)", error, args.output_dir, TRAINING_FOLDER)
     if args.n_gpu > 1:
         raise ValueError(
             f"{args.n_gpu} GPUs in one process would contrast within each GPU only: start with "
