@@ -110,10 +110,10 @@ def with_demo(run: RunArguments, folder: str | Path) -> RunArguments:
         run: arguments that name neither encoder nor corpus.
         folder: with ``dev.tsv`` and ``test.tsv``.
     """
+    print("No encoder and no corpus named: the embedded demo, Python's own documentation and 300 hand-written pairs.")
     cache = Path(os.environ.get("CSEKIT_CACHE", Path.home() / ".cache" / "csekit"))
     encoder = demo_encoder(cache)
     text = encoder / "sentences.txt"
-    print("No encoder and no corpus named: the embedded demo, Python's own documentation and 300 hand-written pairs.")
     dev, test = run.dev_file or f"{folder}/dev.tsv", run.test_file or f"{folder}/test.tsv"
     return replace(run, model_name_or_path=str(encoder), train_file=str(text), dev_file=dev, test_file=test)
 
