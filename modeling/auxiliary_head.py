@@ -71,13 +71,14 @@ class AuxiliaryHead(nn.Module):
     def forward(self, states_NLH: Tensor, mask_NL: Tensor) -> Tensor:
         return self.model(inputs_embeds=states_NLH, attention_mask=mask_NL).last_hidden_state
 
-    def save(self, checkpoint: str | Path) -> None:
-        """Write the head into the subfolder of a checkpoint."""
+    def save(self, checkpoint: str | Path, layer: int | None = None) -> None:
+        """Write the head into the subfolder of a checkpoint; ``layer`` is the k whose states it was trained on."""
         folder = Path(checkpoint) / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: value.detach().cpu().contiguous() for name, value in self.model.state_dict().items()}
         save_file(state, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps({"num_layers": len(self.layers)}) + "\n", encoding="utf-8")
+        settings = {"num_layers": len(self.layers)} | ({"layer": layer} if layer is not None else {})
+        (folder / "config.json").write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
     def load(self, checkpoint: str | Path) -> None:
         """Fill the head from a checkpoint's subfolder.
@@ -87,6 +88,23 @@ class AuxiliaryHead(nn.Module):
             RuntimeError: the head there has other layers or sizes.
         """
         self.model.load_state_dict(load_file(Path(checkpoint) / FOLDER / "model.safetensors"))
+
+    def load_top_layers(self, source: PreTrainedModel) -> None:
+        """Fill the head from the last layers of an encoder of its family.
+
+        Raises:
+            ValueError: the encoder has fewer layers than the head.
+        """
+        layers = layer_list(source)
+        if len(layers) < len(self.layers):
+            raise ValueError(f"a head of {len(self.layers)} layers cannot be the top of an encoder of {len(layers)}")
+        inside = {id(parameter) for parameter in self.layers.parameters()}
+        given = source.state_dict()
+        for name, value in self.model.state_dict(keep_vars=True).items():
+            if id(value) not in inside:  # what the layers share, e.g. relative positions
+                value.data.copy_(given[name])
+        for own, layer in zip(self.layers, list(layers)[-len(self.layers) :], strict=True):
+            own.load_state_dict(layer.state_dict())
 
 
 def layer_list(model: PreTrainedModel) -> nn.ModuleList:
@@ -101,3 +119,16 @@ def layer_list(model: PreTrainedModel) -> nn.ModuleList:
     if not lists or norms or getattr(model.config, "num_hidden_groups", count) != count:
         raise ValueError(f"{type(model).__name__} has no plain list of layers: an auxiliary head is not possible")
     return lists[0]
+
+
+def lower_layers(encoder_config: PreTrainedConfig, layer: int = 0) -> int:
+    """k, the layer whose states the head reads: ``layer``, or with 0 InfoCSE's 6 (§3.1), half of the encoder's layers
+    (at least 1) where it has fewer than 12.
+
+    Raises:
+        ValueError: the encoder has fewer layers.
+    """
+    layers = encoder_config.num_hidden_layers
+    if layer > layers:
+        raise ValueError(f"aux_mlm_layer must be at most {layers}, the encoder's layers, got {layer}")
+    return layer or max(1, min(6, layers // 2))
