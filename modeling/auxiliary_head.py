@@ -17,7 +17,12 @@ FOLDER = "auxiliary_head"
 
 
 class _PassEmbeddings(nn.Module):
-    """Stands where a family has its embeddings and hands on the states that it is given."""
+    """Stands where a family has its embeddings and hands on the states that it is given. Asked for the word embeddings
+    (gradient checkpointing does) it has None."""
+
+    def __init__(self, word_embeddings: str) -> None:
+        super().__init__()
+        self.register_module(word_embeddings, None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         given = [
@@ -60,7 +65,9 @@ class AuxiliaryHead(nn.Module):
             model = AutoModel.from_config(config)
         layer_list(model)
         parent, name = embeddings_module(model)
-        setattr(parent, name, _PassEmbeddings())
+        words = model.get_input_embeddings()
+        own_name = next(child for child, module in getattr(parent, name).named_children() if module is words)
+        setattr(parent, name, _PassEmbeddings(own_name))
         self.model = model
 
     @property

@@ -1,0 +1,517 @@
+"""InfoCSE's second stage: the paper's computation as loops in float64, what is frozen, saved and refused."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForMaskedLM, BertConfig
+from transformers.models.bert.modeling_bert import BertLayer
+
+from csekit.modeling import (
+    METHODS,
+    CSEModel,
+    InfoCSEConfig,
+    InfoCSEModel,
+    InforMinModel,
+)
+from csekit.modeling.auxiliary_head import AuxiliaryHead, lower_layers
+from csekit.modeling.masked_lm import MaskedLMHead
+from csekit.modeling.modeling_infocse import replace_first
+
+B, L, H, V = 4, 9, 16, 97
+DEEP = {"num_hidden_layers": 4}  # k = 2
+REFUSED = ("modernbert", "albert")
+
+
+@pytest.fixture
+def infocse(stage1):
+    """``infocse(**fields)``: a BERT of four layers without dropout, its head from stage 1, in training mode."""
+
+    def build(dropout: float = 0.0, **fields: Any) -> InfoCSEModel:
+        return InfoCSEModel.from_backbone(stage1("bert", dropout, **DEEP), **fields).train()
+
+    return build
+
+
+@pytest.fixture
+def batch_with(make_batch, add_copies):
+    def make(columns: int = 2, views: int = 2, pad: int = 0, **options: Any) -> dict[str, Tensor]:
+        return add_copies(make_batch(B, columns, L, pad=pad), views, name="aux_mlm", **options)
+
+    return make
+
+
+# The paper's computation
+
+
+class Paper:
+    """Eqs. 3, 5 and 7 from the checkpoint's files in float64: a sentence and a masked position at a time, no padding,
+    logits of every position, the states of layer k from a second encoder of full depth."""
+
+    def __init__(self, folder: Path, model: InfoCSEModel, k: int) -> None:
+        def own(kind: Any) -> Any:
+            return kind.from_pretrained(folder).double().eval()
+
+        self.encoder, self.second, self.mlm, self.k = own(AutoModel), own(AutoModel), own(AutoModelForMaskedLM).cls, k
+        if model.config.head_init == "random":
+            state = model.objectives["aux_mlm"].head.model.state_dict()
+            lm_head = model.objectives["aux_mlm"].lm_head
+            self.mlm.predictions.transform.load_state_dict(lm_head.model.cls.predictions.transform.state_dict())
+            self.mlm.predictions.decoder.weight.data.copy_(lm_head.decoder.weight)
+            self.mlm.predictions.decoder.bias.data.copy_(lm_head.bias)
+        else:
+            state = load_file(folder / "auxiliary_head" / "model.safetensors")
+        config = copy.deepcopy(model.config.encoder_config)
+        config._attn_implementation = "eager"
+        self.layers = nn.ModuleList([BertLayer(config) for _ in range(model.config.head_layers)]).double().eval()
+        self.layers.load_state_dict({name.removeprefix("encoder.layer."): value for name, value in state.items()})
+        self.projector = copy.deepcopy(model.projector).double()
+
+    def losses(self, batch: dict[str, Tensor], naive: Any, config: Any) -> tuple[Tensor, Tensor]:
+        ids, masks = (batch[name].transpose(0, 1).flatten(0, 1) for name in ("input_ids", "attention_mask"))
+        h = [self.encoder(row[None, : mask.sum()])[0][0, 0] for row, mask in zip(ids, masks, strict=True)]
+        z = self.projector(torch.stack(h))
+        contrast = naive.info_nce(z[:B], z[B:], config.temperature)
+        answers = dict(zip(batch["aux_mlm_positions"].tolist(), batch["aux_mlm_labels"].tolist(), strict=True))
+        total, count = torch.zeros((), dtype=torch.float64), 0
+        for row, copied in enumerate(batch["aux_mlm_input_ids"]):
+            n = int(masks[row].sum())
+            with torch.set_grad_enabled(not config.detach):
+                M = self.second(copied[None, :n], output_hidden_states=True).hidden_states[self.k][0]
+            C = torch.stack([h[row], *M[1:]])[None]
+            for layer in self.layers:
+                out = layer(C)
+                C = out if isinstance(out, Tensor) else out[0]
+            logits = self.mlm(C)[0]
+            for t in range(n):
+                if row * L + t in answers:
+                    total = total + naive.token_loss(logits[t : t + 1], [answers[row * L + t]])
+                    count += 1
+        assert count == len(answers) > 5
+        return contrast, total / count
+
+    def gradients(self) -> dict[str, Tensor]:
+        """By the names of our model."""
+        aux, mlm = "objectives.aux_mlm.", self.mlm.predictions
+        named = [("backbone.", self.encoder), ("projector.", self.projector), (f"{aux}lower.model.", self.second)]
+        named.append((f"{aux}head.model.encoder.layer.", self.layers))
+        named.append((f"{aux}lm_head.model.cls.predictions.transform.", mlm.transform))
+        found = {prefix + name: p.grad for prefix, part in named for name, p in part.named_parameters()}
+        found |= {f"{aux}lm_head.decoder.weight": mlm.decoder.weight.grad, f"{aux}lm_head.bias": mlm.decoder.bias.grad}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "plain": {"gradient": "plain", "weight": 0.3},
+    "one view": {"views": 1, "weight": 0.3},
+    "plain, one view": {"views": 1, "gradient": "plain", "weight": 0.3},
+    "not detached": {"detach": False, "weight": 0.3},
+    "plain, not detached": {"detach": False, "gradient": "plain", "weight": 0.3},
+    "another layer": {"layer": 3, "weight": 0.3},
+    "as released": {"probability": 0.3, "gradient": "plain", "head_init": "random"},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_losses_and_gradients_equal_the_paper_s(infocse, stage1, batch_with, naive, setting, encoder_config):
+    fields = {f"aux_mlm_{name}": value for name, value in SETTINGS[setting].items()}
+    folder = stage1("bert", 0.0, **DEEP)
+    if setting == "another layer":  # the head of a stage 1 with that layer
+        config = encoder_config("bert", 0.0, **DEEP)
+        folder = stage1("bert", 0.0, **DEEP, classifier_dropout=0.0)
+        AuxiliaryHead(config).save(folder, 3)
+    model = InfoCSEModel.from_backbone(folder, **fields).train()
+    config, weight = model.config, model.config.aux_mlm_weight
+    batch = batch_with(views=config.views)
+    paper = Paper(folder, model, k=config.layer or 2)
+    contrast, auxiliary = paper.losses(batch, naive, config)
+    if config.gradient == "plain":
+        (contrast + weight * auxiliary).backward()
+        expected = paper.gradients()
+    else:  # the encoder learns from L_cl + λ·L_aux, the auxiliary network from L_aux
+        (contrast + weight * auxiliary).backward(retain_graph=True)
+        joint = {name: gradient.clone() for name, gradient in paper.gradients().items()}
+        for part in (paper.encoder, paper.projector, paper.second, paper.layers, paper.mlm):
+            part.zero_grad()
+        auxiliary.backward()
+        expected = paper.gradients()
+        expected |= {name: joint[name] for name in joint if not name.startswith("objectives.")}
+
+    output = model(**batch)
+    output.loss.backward()
+    torch.testing.assert_close(output.loss_dict["contrastive"].double(), contrast, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output.loss_dict["aux_mlm"].double(), weight * auxiliary, rtol=1e-5, atol=0)
+    torch.testing.assert_close(output.metrics["aux_mlm_cross_entropy"].double(), auxiliary, rtol=1e-5, atol=0)
+    trained = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    assert trained.keys() == expected.keys()
+    assert any(name.startswith("objectives.aux_mlm.lower.") for name in trained) is not config.detach
+    for part in ("backbone.", "projector.", "objectives.aux_mlm."):
+        names = [name for name in trained if name.startswith(part)]
+        largest = max(expected[name].abs().max().item() for name in names)
+        for name in names:
+            torch.testing.assert_close(
+                trained[name].double(), expected[name], rtol=1e-3, atol=1e-4 * largest, msg=name
+            )
+
+
+def test_the_encoder_gets_exactly_weight_times_the_gradient(infocse, batch_with):
+    """λ = 2⁻¹⁰ scales without rounding; the head's gradient does not know λ."""
+    found = {}
+    for kind, weight in (("scaled", 2.0**-10), ("plain", 2.0**-10), ("plain", 1.0)):
+        model = infocse(aux_mlm_weight=weight, gradient=kind, contrastive_weight=0.0)
+        output = model(**batch_with())
+        output.loss.backward()
+        found[kind, weight] = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        assert output.loss_dict.keys() == {"aux_mlm"}
+        assert output.loss_dict["aux_mlm"] == weight * output.metrics["aux_mlm_cross_entropy"]
+    scaled, full = found["scaled", 2.0**-10], found["plain", 1.0]
+    assert scaled.keys() == full.keys() == found["plain", 2.0**-10].keys()
+    for name, gradient in full.items():
+        assert torch.equal(scaled[name], gradient * (2.0**-10 if name.startswith("backbone.") else 1.0)), name
+        assert torch.equal(found["plain", 2.0**-10][name], gradient * 2.0**-10), name
+
+
+def test_weight_zero_is_the_contrast_alone_for_the_encoder(infocse, stage1, batch_with):
+    model, alone = infocse(aux_mlm_weight=0.0), infocse(objectives=[])
+    alone.projector.load_state_dict(model.projector.state_dict())
+    for each in (model, alone):
+        each(**batch_with()).loss.backward()
+    for name, parameter in alone.named_parameters():
+        assert torch.equal(model.get_parameter(name).grad, parameter.grad), name
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_the_loss_is_the_sum_of_its_terms(stage1, batch_with, columns):
+    model = InfoCSEModel.from_backbone(stage1("bert", **DEEP), mlm_weight=0.1).train()
+    batch = batch_with(columns)
+    output = model(**batch, **{name.removeprefix("aux_"): value for name, value in batch.items() if "aux_" in name})
+    assert list(output.loss_dict) == ["contrastive", "aux_mlm", "mlm"]
+    torch.testing.assert_close(output.loss.detach(), sum(output.loss_dict.values()), rtol=1e-7, atol=0)
+    assert output.metrics.keys() >= {"aux_mlm_accuracy", "aux_mlm_cross_entropy"}
+    assert not any(value.requires_grad for value in (*output.loss_dict.values(), *output.metrics.values()))
+
+
+def test_another_pooling_conditions_on_its_own_state(infocse, batch_with):
+    model, batch = infocse(pooling="mean"), batch_with()
+    given = []
+    model.objectives["aux_mlm"].head.register_forward_pre_hook(lambda module, args: given.append(args[0]))
+    views = model.encode_views(batch["input_ids"], batch["attention_mask"])
+    model(**batch)
+    assert torch.equal(given[0][:, 0], views.h.flatten(0, 1))
+    lower = model.objectives["aux_mlm"].lower(batch["aux_mlm_input_ids"], views.attention_mask)
+    assert torch.equal(given[0][:, 1:], lower[:, 1:])
+
+
+# Families
+
+
+def test_lower_layers_and_top_layers_make_up_the_encoder(family, stage1, checkpoint, make_batch, encoder_config):
+    """Exact in every family: the frozen copy's states, and a head over them that is the encoder's own upper half."""
+    if family in REFUSED:
+        with pytest.raises(ValueError, match="has no plain list of layers: an auxiliary head is not possible"):
+            InfoCSEModel.from_backbone(checkpoint(family), head_init="random")
+        return
+    model = InfoCSEModel.from_backbone(checkpoint(family), head_init="top_layers", head_layers=1)
+    objective, pad = model.objectives["aux_mlm"], encoder_config(family).pad_token_id
+    batch = make_batch(B, 0, L, pad=pad)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    plain = AutoModel.from_pretrained(checkpoint(family)).eval()
+    with torch.no_grad():
+        states = plain(**batch, output_hidden_states=True).hidden_states
+        lower = objective.lower(ids, mask)
+        torch.testing.assert_close(lower[mask.bool()], states[1][mask.bool()], rtol=1e-5, atol=1e-5)
+        upper = objective.head(lower, mask)
+        torch.testing.assert_close(upper[mask.bool()], states[-1][mask.bool()], rtol=1e-5, atol=1e-5)
+        logits = objective.lm_head(upper[mask.bool()])
+        mlm = AutoModelForMaskedLM.from_pretrained(checkpoint(family)).eval()(**batch).logits
+        torch.testing.assert_close(logits, mlm[mask.bool()], rtol=1e-4, atol=1e-4)
+
+
+def test_families_train_save_and_do_not_see_padding(family, stage1, batch_with, encoder_config, tmp_path):
+    if family in REFUSED:
+        with pytest.raises(ValueError, match="has no plain list of layers"):
+            InfoCSEModel(InfoCSEConfig(encoder_config=encoder_config(family)))
+        return
+    pad = encoder_config(family).pad_token_id
+    model = InfoCSEModel.from_backbone(stage1(family, 0.0), aux_mlm_weight=1.0, projector="none")
+    batch = batch_with(pad=pad)
+    value = model(**batch).loss_dict["aux_mlm"]
+    wide = {
+        name: nn.functional.pad(v, (0, 4), value=pad * ("ids" in name)) for name, v in batch.items() if v.dim() > 1
+    }
+    rows, columns = batch["aux_mlm_positions"] // L, batch["aux_mlm_positions"] % L
+    wide |= {"aux_mlm_positions": rows * (L + 4) + columns, "aux_mlm_labels": batch["aux_mlm_labels"]}
+    torch.testing.assert_close(model(**wide).loss_dict["aux_mlm"], value, rtol=1e-5, atol=1e-5)
+    model.save_pretrained(tmp_path)
+    again = InfoCSEModel.from_pretrained(tmp_path)
+    left, right = model.state_dict(), again.state_dict()
+    assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+    assert torch.equal(again(**batch).loss, model(**batch).loss)
+    model.train()(**batch).loss.backward()
+    lacking = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
+    unused = ("token_type_embeddings", "key.bias", "k_lin.bias", "attn.k.bias", "key_proj.bias", "embeddings_project")
+    assert not [name for name in lacking if not any(part in name for part in unused)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(**batch).loss.isfinite()
+
+
+def test_left_padded_rows_replace_their_own_first_token():
+    states, h = torch.arange(24.0).view(2, 4, 3), torch.full((2, 3), -1.0)
+    mask = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 1]])
+    replaced = replace_first(states, h, mask)
+    assert (replaced[0, 0] == -1).all() and (replaced[1, 1] == -1).all()
+    kept = torch.ones(2, 4, dtype=torch.bool)
+    kept[0, 0] = kept[1, 1] = False
+    assert torch.equal(replaced[kept], states[kept])
+
+
+# What is frozen, what trains
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_frozen_layers_stay_and_all_else_moves(stage1, make_batch, add_copies, detach):
+    model = InfoCSEModel.from_backbone(stage1("bert", 0.1, **DEEP), detach=detach).eval().train()
+    assert not any(module.training for module in model.objectives["aux_mlm"].lower.modules())
+    assert model.objectives["aux_mlm"].head.training
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimiser = torch.optim.AdamW(
+        [{"params": group["params"]} for group in model.parameter_groups()], lr=1e-2, weight_decay=0.1
+    )
+    for step in range(3):
+        model.train()
+        optimiser.zero_grad()
+        model(**add_copies(make_batch(B, 1, L, seed=step), seed=step, name="aux_mlm")).loss.backward()
+        optimiser.step()
+    for name, parameter in model.named_parameters():
+        frozen = name.startswith("objectives.aux_mlm.lower.") and detach
+        assert torch.equal(parameter, before[name]) is frozen and parameter.requires_grad is not frozen, name
+        assert frozen is (parameter.grad is None), name
+
+
+def test_the_lower_copy_has_no_dropout_and_the_head_has(stage1, make_batch):
+    for fresh in (False, True):
+        model = InfoCSEModel.from_backbone(stage1("bert", 0.3, **DEEP))
+        objective = (InfoCSEModel(model.config) if fresh else model.train()).objectives["aux_mlm"]
+        batch = make_batch(B, 0, L)
+        first, second = (objective.lower(batch["input_ids"], batch["attention_mask"]) for _ in range(2))
+        assert torch.equal(first, second)
+        assert not torch.equal(*(objective.head(first, batch["attention_mask"]) for _ in range(2)))
+
+
+def test_gradient_checkpointing_changes_nothing(family, stage1, batch_with, encoder_config):
+    if family in (*REFUSED, "mpnet"):  # not MPNet's in Transformers
+        return
+    found = []
+    for checkpointing in (False, True):
+        model = InfoCSEModel.from_backbone(stage1(family), aux_mlm_weight=0.3, projector="none").train()
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        torch.manual_seed(3)
+        model(**batch_with(pad=encoder_config(family).pad_token_id)).loss.backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, msg=name)
+
+
+def test_groups_that_are_clipped_apart(infocse):
+    for fields, groups in (({}, ["encoder", "aux_mlm"]), ({"gradient": "plain"}, ["encoder"])):
+        model = infocse(**fields)
+        found = model.parameter_groups()
+        assert [group["clip_group"] for group in found] == groups
+        listed = [id(p) for group in found for p in group["params"]]
+        assert len(listed) == len(set(listed))
+        assert set(listed) == {id(p) for p in model.parameters() if p.requires_grad}
+    model = infocse(detach=False)
+    own = {id(p) for p in model.objectives["aux_mlm"].parameters()}
+    assert {id(p) for p in model.parameter_groups()[1]["params"]} == own
+
+
+def test_no_masked_token_gives_zero(infocse, batch_with):
+    model = infocse()
+    output = model(**batch_with(share=0.0))
+    output.loss.backward()
+    assert output.loss_dict["aux_mlm"] == 0 and output.metrics["aux_mlm_accuracy"] == 0
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
+# Without the contrast (Table 5)
+
+
+def test_the_contrast_can_be_left_out_or_weighted(infocse, batch_with, tmp_path):
+    model = infocse(contrastive_weight=0.0)
+    output = model(**batch_with())
+    assert list(output.loss_dict) == ["aux_mlm"] and output.loss == output.loss_dict["aux_mlm"]
+    assert output.metrics["positive_cosine"].isfinite()
+    output.loss.backward()
+    assert not any(p.requires_grad for p in model.projector.parameters())
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    model.save_pretrained(tmp_path)
+    assert not any(p.requires_grad for p in InfoCSEModel.from_pretrained(tmp_path).projector.parameters())
+    full, half = infocse(), infocse(contrastive_weight=0.5)
+    half.projector.load_state_dict(full.projector.state_dict())
+    left, right = (each(**batch_with()).loss_dict["contrastive"] for each in (full, half))
+    assert torch.equal(right, left / 2)
+
+
+def test_a_projector_that_an_objective_reads_trains_without_the_contrast(infocse, make_batch, stage1):
+    model = InforMinModel.from_backbone(stage1("bert", **DEEP), contrastive_weight=0.0).train()
+    output = model(**make_batch(B, 1, L))
+    output.loss.backward()
+    assert list(output.loss_dict) == ["reconstruction"]
+    assert all(p.grad is not None for p in model.parameters())
+
+
+# Saving
+
+
+def names(model: nn.Module, trained_only: bool = False) -> set[str]:
+    return {name for name, p in model.named_parameters() if p.requires_grad or not trained_only}
+
+
+@pytest.mark.parametrize("kind", [InfoCSEModel, AutoModel])
+@pytest.mark.parametrize("detach", [True, False])
+def test_save_and_reload_exactly(infocse, make_batch, batch_with, tmp_path, kind, detach):
+    model = infocse(detach=detach)
+    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    model(**batch_with()).loss.backward()
+    optimiser.step()
+    model.eval().save_pretrained(tmp_path / "one")
+    again = kind.from_pretrained(tmp_path / "one")
+    assert type(again) is InfoCSEModel and again.config.objectives == model.config.objectives
+    left, right = model.state_dict(), again.state_dict()
+    assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+    assert set(load_file(tmp_path / "one" / "model.safetensors")) == set(left)
+    assert names(again, trained_only=True) == names(model, trained_only=True)  # loading makes everything trainable
+    assert not any(module.training for module in again.train().objectives["aux_mlm"].lower.modules())
+    assert torch.equal(again.eval()(**batch_with()).loss, model(**batch_with()).loss)
+    again.save_pretrained(tmp_path / "two")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_the_export_holds_the_encoder_alone(infocse, tokenizer_of, tmp_path):
+    model = infocse().eval()
+    model.export(tmp_path, tokenizer_of("bert"))
+    assert set(load_file(tmp_path / "model.safetensors")) == set(model.backbone.state_dict())
+    assert not (tmp_path / "auxiliary_head").exists() and "aux_mlm" not in (tmp_path / "config.json").read_text()
+
+
+def test_parameter_counts(infocse):
+    """At inference the encoder alone; in training the projector, two layers, the LM head with its own matrix and, not
+    trained, embeddings and k layers."""
+
+    def count(*modules: nn.Module, trained: bool = False) -> int:
+        return sum(p.numel() for m in modules for p in m.parameters() if p.requires_grad or not trained)
+
+    model = infocse()
+    encoder, objective = model.backbone, model.objectives["aux_mlm"]
+    layer = count(encoder.encoder.layer[0])
+    lm_head = H * H + H + 2 * H + V * H + V  # transform, its norm, the vocabulary matrix, the bias
+    assert count(objective.lower) == count(encoder.embeddings) + 2 * layer
+    assert count(objective, trained=True) == count(objective.head, objective.lm_head) == 2 * layer + lm_head
+    projector = 2 * H * H + 2 * 2 * H + 2 * H * H
+    assert count(model, trained=True) == count(encoder) + projector + 2 * layer + lm_head
+    assert count(model) == count(model, trained=True) + count(objective.lower)
+
+
+# From which checkpoints
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_starts_from_a_stage_1_checkpoint(stage1, make_batch, batch_with, method):
+    model = METHODS[method].from_backbone(stage1("bert", **DEEP)).train()
+    plain = AutoModel.from_pretrained(stage1("bert", **DEEP))
+    assert all(torch.equal(plain.get_parameter(name), p) for name, p in model.backbone.named_parameters())
+    assert model(**batch_with(1)).loss.isfinite()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_what_each_head_init_takes(stage1):
+    folder = stage1("bert", **DEEP)
+    mlm = AutoModelForMaskedLM.from_pretrained(folder)
+    saved = load_file(folder / "auxiliary_head" / "model.safetensors")
+    models = {
+        init: InfoCSEModel.from_backbone(folder, head_init=init) for init in ("pretrained", "top_layers", "random")
+    }
+    heads = {init: model.objectives["aux_mlm"] for init, model in models.items()}
+    for name, value in heads["pretrained"].head.model.state_dict().items():
+        assert torch.equal(value, saved[name])
+    for own, layer in zip(heads["top_layers"].head.layers, mlm.bert.encoder.layer[-2:], strict=True):
+        for name, value in own.state_dict().items():
+            assert torch.equal(value, layer.state_dict()[name])
+    for init in ("pretrained", "top_layers"):
+        assert torch.equal(heads[init].lm_head.decoder.weight, mlm.get_output_embeddings().weight)
+        assert heads[init].lm_head.decoder.weight is not models[init].backbone.get_input_embeddings().weight
+        assert torch.equal(heads[init].lm_head.bias, mlm.get_output_embeddings().bias)
+    for name, value in heads["random"].named_parameters():
+        assert torch.equal(value, heads["pretrained"].get_parameter(name)) is name.startswith("lower."), name
+        if value.dim() == 2 and not name.startswith("lower."):
+            assert 0.15 < value.std() < 0.25, name  # initializer_range is 0.2
+
+
+def test_a_random_head_needs_no_masked_lm(encoder_config, tmp_path, batch_with):
+    AutoModel.from_config(encoder_config("bert")).save_pretrained(tmp_path)
+    model = InfoCSEModel.from_backbone(tmp_path, head_init="random").train()
+    assert model(**batch_with()).loss.isfinite()
+
+
+def test_a_checkpoint_without_a_head_names_stage_1(checkpoint):
+    command = r"'python examples/run_pretrain.py --objective condenser --model_name_or_path .*bert.*'top_layers' or "
+    with pytest.raises(ValueError, match=f"has no auxiliary head.*{command}'random'"):
+        InfoCSEModel.from_backbone(checkpoint("bert"))
+
+
+@pytest.mark.parametrize("init", ["pretrained", "top_layers"])
+def test_a_checkpoint_without_a_masked_lm_head_is_refused(encoder_config, tmp_path, init):
+    config = encoder_config("bert", **DEEP)
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    AuxiliaryHead(config).save(tmp_path, 2)
+    with pytest.raises(
+        ValueError, match=f"aux_mlm_head_init='{init}' needs a checkpoint with a masked-LM head, .*cls"
+    ):
+        InfoCSEModel.from_backbone(tmp_path, head_init=init)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"head_layers": 1}, r"aux_mlm_head_layers must be 2 for the head of .*, got 1"),
+        ({"layer": 1}, r"aux_mlm_layer must be 2 for the head of .*, got 1"),
+        ({"layer": 5}, r"aux_mlm_layer must be at most 4, the encoder's layers, got 5"),
+        ({"head_init": "top_layers", "head_layers": 5}, r"head of 5 layers cannot be the top of an encoder of 4"),
+    ],
+)
+def test_settings_that_do_not_fit_the_checkpoint(stage1, fields, message):
+    with pytest.raises(ValueError, match=message):
+        InfoCSEModel.from_backbone(stage1("bert", **DEEP), **fields)
+
+
+@pytest.mark.parametrize(("layers", "k"), [(1, 1), (2, 1), (4, 2), (6, 3), (11, 5), (12, 6), (24, 6)])
+def test_the_layer_of_the_copy(layers, k):
+    assert lower_layers(BertConfig(num_hidden_layers=layers)) == k
+    assert lower_layers(BertConfig(num_hidden_layers=layers), 1) == 1
+
+
+def test_an_untied_head_keeps_the_checkpoint_s_output_matrix(encoder_config, tmp_path):
+    AutoModelForMaskedLM.from_config(encoder_config("bert", tie_word_embeddings=False)).save_pretrained(tmp_path)
+    mlm, head = AutoModelForMaskedLM.from_pretrained(tmp_path), MaskedLMHead(encoder_config("bert"), tied=False)
+    assert not head.load_from(str(tmp_path))
+    assert torch.equal(head.decoder.weight, mlm.get_output_embeddings().weight)
+    assert not torch.equal(head.decoder.weight, mlm.get_input_embeddings().weight)
+
+
+def test_any_objective_list(stage1, batch_with):
+    """The joint model with this and others, each with settings of its own."""
+    fields: dict[str, Any] = {"aux_mlm_weight": 1e-4, "mlm_weight": 0.1, "reconstruction_weight": 0.4}
+    model = CSEModel.from_backbone(stage1("bert", **DEEP), **fields, aux_mlm_probability=0.4, mlm_probability=0.15)
+    assert {name: spec.probability for name, spec in model.batch_specs.items()} == {"aux_mlm": 0.4, "mlm": 0.15}
+    assert [group["clip_group"] for group in model.parameter_groups()] == ["encoder", "aux_mlm"]
+    batch = batch_with()
+    output = model(**batch, **{name.removeprefix("aux_"): value for name, value in batch.items() if "aux_" in name})
+    assert list(output.loss_dict) == ["contrastive", *(name.removesuffix("_weight") for name in fields)]
