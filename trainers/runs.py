@@ -109,7 +109,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def history(trainer: CSETrainer) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """(evaluations, training log) of a run, from the trainer's state, without prefixes and rounded to 6 significant digits."""
+    """(evaluations, training log) of a run, from the trainer's state, without prefixes, to 6 significant digits."""
     evaluations, log = [], []
     for entry in trainer.state.log_history:
         scores = {name.removeprefix("eval_"): value for name, value in entry.items() if name.startswith("eval_")}
