@@ -78,6 +78,22 @@ class AuxiliaryHead(nn.Module):
     def forward(self, states_NLH: Tensor, mask_NL: Tensor) -> Tensor:
         return self.model(inputs_embeds=states_NLH, attention_mask=mask_NL).last_hidden_state
 
+    def copy_top_layers(self, encoder: PreTrainedModel) -> None:
+        """Start as the encoder's last layers, with what stands beside its list of layers (relative positions).
+
+        Raises:
+            ValueError: the encoder has fewer layers than the head.
+        """
+        theirs, own = layer_list(encoder), self.layers
+        if len(own) > len(theirs):
+            raise ValueError(f"a head of {len(own)} layers cannot start from the {len(theirs)} of the encoder")
+        for layer, source in zip(own, theirs[-len(own) :], strict=True):
+            layer.load_state_dict(source.state_dict())
+        prefix = next(name for name, module in self.model.named_modules() if module is own) + "."
+        beside = {name for name in self.model.state_dict() if not name.startswith(prefix)}
+        state = {name: value for name, value in encoder.state_dict().items() if name in beside}
+        self.model.load_state_dict(state, strict=False)
+
     def save(self, checkpoint: str | Path, layer: int | None = None) -> None:
         """Write the head into the subfolder of a checkpoint; ``layer`` is the k whose states it was trained on."""
         folder = Path(checkpoint) / FOLDER
@@ -95,23 +111,6 @@ class AuxiliaryHead(nn.Module):
             RuntimeError: the head there has other layers or sizes.
         """
         self.model.load_state_dict(load_file(Path(checkpoint) / FOLDER / "model.safetensors"))
-
-    def load_top_layers(self, source: PreTrainedModel) -> None:
-        """Fill the head from the last layers of an encoder of its family.
-
-        Raises:
-            ValueError: the encoder has fewer layers than the head.
-        """
-        layers = layer_list(source)
-        if len(layers) < len(self.layers):
-            raise ValueError(f"a head of {len(self.layers)} layers cannot be the top of an encoder of {len(layers)}")
-        inside = {id(parameter) for parameter in self.layers.parameters()}
-        given = source.state_dict()
-        for name, value in self.model.state_dict(keep_vars=True).items():
-            if id(value) not in inside:  # what the layers share, e.g. relative positions
-                value.data.copy_(given[name])
-        for own, layer in zip(self.layers, list(layers)[-len(self.layers) :], strict=True):
-            own.load_state_dict(layer.state_dict())
 
 
 def layer_list(model: PreTrainedModel) -> nn.ModuleList:

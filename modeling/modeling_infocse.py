@@ -111,7 +111,7 @@ class AuxiliaryMaskedLM(Objective):
             load_stage1_head(self.head, name_or_path, self.num_lower)
         elif init == "top_layers":
             config = copy.deepcopy(self.encoder_config)
-            self.head.load_top_layers(load_backbone(name_or_path, config, type(self.lower.model)))
+            self.head.copy_top_layers(load_backbone(name_or_path, config, type(self.lower.model)))
         if init != "random" and (missing := self.lm_head.load_from(name_or_path)):
             raise ValueError(
                 f"aux_mlm_head_init={init!r} needs a checkpoint with a masked-LM head, {name_or_path} lacks "

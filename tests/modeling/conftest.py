@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedTokenizerFast
 
+from csekit.modeling import InfoCSEModel
 from csekit.modeling.auxiliary_head import AuxiliaryHead, lower_layers
 
 VOCABULARY, HIDDEN, POSITIONS = 97, 16, 40
@@ -199,6 +200,26 @@ def add_copies() -> Callable[..., dict[str, Tensor]]:
         return {**batch, **copies, f"{name}_labels": ids.flatten()[positions]}
 
     return add
+
+
+@pytest.fixture
+def infocse(stage1: Callable[..., Path]) -> Callable[..., InfoCSEModel]:
+    """``infocse(**fields)``: a BERT of four layers without dropout, its head from stage 1, in training mode."""
+
+    def build(dropout: float = 0.0, **fields: Any) -> InfoCSEModel:
+        return InfoCSEModel.from_backbone(stage1("bert", dropout, num_hidden_layers=4), **fields).train()
+
+    return build
+
+
+@pytest.fixture
+def batch_with(make_batch: Callable[..., Any], add_copies: Callable[..., Any]) -> Callable[..., dict[str, Tensor]]:
+    """``batch_with(columns=2, views=2, pad=0)``: four rows of nine tokens with the copies of ``aux_mlm``."""
+
+    def make(columns: int = 2, views: int = 2, pad: int = 0, **options: Any) -> dict[str, Tensor]:
+        return add_copies(make_batch(4, columns, 9, pad=pad), views, name="aux_mlm", **options)
+
+    return make
 
 
 # The formulas, as loops over float64
