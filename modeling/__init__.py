@@ -3,10 +3,12 @@
 from transformers import AutoConfig, AutoModel
 
 from .configuration_cse import CSEConfig
+from .configuration_infocse import AuxiliaryMaskedLMConfig, InfoCSEConfig
 from .configuration_informin import InforMinConfig, ReconstructionConfig
 from .configuration_simcse import SimCSEConfig
 from .masked_lm import MaskedLM, MaskedLMConfig
 from .modeling_cse import CSEModel
+from .modeling_infocse import AuxiliaryMaskedLM, InfoCSEModel
 from .modeling_informin import InforMinModel, Reconstruction
 from .modeling_simcse import SimCSEModel
 from .objectives import Encode, MaskingSpec, Objective, ObjectiveConfig, Views
@@ -20,10 +22,14 @@ for _model in METHODS.values():
 __all__ = [
     "METHODS",
     "OBJECTIVES",
+    "AuxiliaryMaskedLM",
+    "AuxiliaryMaskedLMConfig",
     "CSEConfig",
     "CSEModel",
     "ContrastiveOutput",
     "Encode",
+    "InfoCSEConfig",
+    "InfoCSEModel",
     "InforMinConfig",
     "InforMinModel",
     "MaskedLM",

@@ -34,6 +34,7 @@ class CSEConfig(PreTrainedConfig):
             by ``from_backbone``, which knows the tokenizer.
         projector: ``tanh`` (SimCSE), ``batchnorm`` (DiffCSE, InfoCSE), ``linear`` (MSSE) or ``none``; training only
         projector_at_inference: keep the projector for embeddings (supervised SimCSE); else they are the pooled state.
+        contrastive_weight: of the contrastive term; 0 leaves it out (InfoCSE Table 5).
         temperature: τ of InfoNCE.
         symmetric: average InfoNCE over both directions.
         hard_negative_weight: added to the logit of a row's own hard negative (triplets).
@@ -56,6 +57,7 @@ class CSEConfig(PreTrainedConfig):
     prompt_mask_offset: int | None = None
     projector: str = "tanh"
     projector_at_inference: bool = False
+    contrastive_weight: float = 1.0
     temperature: float = 0.05
     symmetric: bool = False
     hard_negative_weight: float = 0.0
@@ -102,6 +104,10 @@ class CSEConfig(PreTrainedConfig):
         _one_of("projector", self.projector, PROJECTORS)
         if not isinstance(self.temperature, int | float) or not self.temperature > 0:
             raise ValueError(f"temperature must be a number greater than 0, got {self.temperature!r}")
+        if not isinstance(self.contrastive_weight, int | float) or self.contrastive_weight < 0:
+            raise ValueError(f"contrastive_weight must be a number of at least 0, got {self.contrastive_weight!r}")
+        if self.contrastive_weight == 0 and not self.objectives:
+            raise ValueError("contrastive_weight 0 needs an objective: nothing else is trained, got none")
         if self.pooling == "mask" and self.prompt_template is None:
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
         names = [objective.name for objective in self.objectives]

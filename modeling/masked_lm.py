@@ -3,7 +3,7 @@
 import copy
 import logging
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +36,9 @@ class MaskedLMConfig(ObjectiveConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.probability < 1:
-            raise ValueError(f"mlm_probability must lie between 0 and 1, got {self.probability!r}")
+            raise ValueError(f"{self.name}_probability must lie between 0 and 1, got {self.probability!r}")
         if self.views not in (1, 2):
-            raise ValueError(f"mlm_views must be 1 or 2, got {self.views!r}")
+            raise ValueError(f"{self.name}_views must be 1 or 2, got {self.views!r}")
 
 
 class _Passthrough(nn.Module):
@@ -60,13 +60,14 @@ def _take_out(model: nn.Module, decoder: nn.Module, vocabulary: int) -> None:
 
 
 class MaskedLMHead(nn.Module):
-    """The masked-LM head of whatever family the encoder belongs to, without backbone and vocabulary matrix.
+    """The masked-LM head of whatever family the encoder belongs to, without backbone.
 
-    The family's own ``…ForMaskedLM`` computes the transform; the output matrix, tied to the word embeddings, is passed
-    in at call time, so that no key is stored twice and only the rows that are needed meet the vocabulary.
+    The family's own ``…ForMaskedLM`` computes the transform; only the rows that are needed meet the vocabulary. The
+    output matrix, ``tied`` to the word embeddings, is passed in at call time, so that no key is stored twice; a head
+    that is not tied has its own.
     """
 
-    def __init__(self, encoder_config: PreTrainedConfig) -> None:
+    def __init__(self, encoder_config: PreTrainedConfig, tied: bool = True) -> None:
         super().__init__()
         config = copy.deepcopy(encoder_config)
         config.tie_word_embeddings = False  # nothing left inside to tie
@@ -78,23 +79,27 @@ class MaskedLMHead(nn.Module):
         _take_out(model, decoder, decoder.out_features)
         self.model = model.to_empty(device=device)
         self.bias = nn.Parameter(torch.zeros(decoder.out_features)) if decoder.bias is not None else None
+        self.decoder = None if tied else nn.Linear(decoder.in_features, decoder.out_features, bias=False)
 
-    def forward(self, states_MH: Tensor, word_embeddings_VE: Tensor) -> Tensor:
-        """(M, H) states of masked tokens, (V, E) output matrix → (M, V) logits."""
+    def forward(self, states_MH: Tensor, word_embeddings_VE: Tensor | None = None) -> Tensor:
+        """(M, H) states of masked tokens, (V, E) output matrix of a tied head → (M, V) logits."""
         transformed = self.model(inputs_embeds=states_MH.unsqueeze(0)).logits.squeeze(0)
-        return F.linear(transformed, word_embeddings_VE, self.bias)
+        matrix_VE = cast(Tensor, word_embeddings_VE) if self.decoder is None else self.decoder.weight
+        return F.linear(transformed, matrix_VE, self.bias)
 
     def load_from(self, name_or_path: str) -> list[str]:
         """Copy the head of a masked-LM checkpoint. Returns the names of weights that the checkpoint lacks.
 
         Raises:
-            ValueError: the checkpoint's output matrix is not its word embedding.
+            ValueError: the head is tied, and the checkpoint's output matrix is not its word embedding.
         """
         source, info = AutoModelForMaskedLM.from_pretrained(
             name_or_path, output_loading_info=True, dtype=torch.float32
         )
         decoder, embeddings = source.get_output_embeddings(), source.get_input_embeddings()
-        if decoder.weight is not embeddings.weight and not torch.equal(decoder.weight, embeddings.weight):
+        if self.decoder is not None:
+            self.decoder.weight.data.copy_(decoder.weight.data)
+        elif decoder.weight is not embeddings.weight and not torch.equal(decoder.weight, embeddings.weight):
             raise ValueError(
                 f"{name_or_path}: the output matrix of the masked-LM head is not tied to the word embeddings"
             )
@@ -114,6 +119,7 @@ class MaskedLM(Objective):
     """
 
     config_class = MaskedLMConfig
+    reads_z = False
 
     def __init__(self, config: MaskedLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)

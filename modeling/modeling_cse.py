@@ -69,6 +69,7 @@ class CSEModel(PreTrainedModel):
             {o.name: OBJECTIVES[o.name](o, config.encoder_config) for o in config.objectives or []}
         )
         self.post_init()
+        self.freeze()
 
     # Loading
 
@@ -120,9 +121,19 @@ class CSEModel(PreTrainedModel):
     def from_pretrained(cls, *args: Any, training: bool = False, **kwargs: Any) -> Any:
         """Reload a training checkpoint, exactly. ``training=True`` also fetches the objectives' frozen networks."""
         loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.freeze()
         if training:
-            (loaded[0] if isinstance(loaded, tuple) else loaded).load_frozen()
+            model.load_frozen()
         return loaded
+
+    def freeze(self) -> None:
+        """Set ``requires_grad`` to False for what does not train: what objectives say, and a projector that neither
+        the contrast nor an objective reads."""
+        for objective in self.auxiliaries():
+            objective.freeze()
+        if not self.config.contrastive_weight and not any(o.reads_z for o in self.auxiliaries()):
+            self.projector.requires_grad_(False)
 
     def load_frozen(self) -> None:
         """Let every objective fetch the frozen networks that are not in the checkpoint."""
@@ -197,7 +208,8 @@ class CSEModel(PreTrainedModel):
         return Views(h=h.unflatten(0, (views, -1)), z=z.unflatten(0, (views, -1)), input_ids=ids, attention_mask=mask)
 
     def contrast(self, views: Views) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """L_NCE over the views of all processes (SimCSE Eqs. 1 and 5), in fp32, and its diagnostics."""
+        """L_NCE over the views of all processes (SimCSE Eqs. 1 and 5), in fp32, and its diagnostics. No term where its
+        weight is 0."""
         config = self.config
         with torch.autocast(views.z.device.type, enabled=False):
             z = views.z.float()
@@ -217,7 +229,8 @@ class CSEModel(PreTrainedModel):
                 if config.mask_identical:
                     excluded, _ = self.identical_texts(views, positives_B, slice(1))
                 loss = (loss + info_nce(backwards_BK, positives_B, excluded)) / 2
-        return {"contrastive": loss}, metrics | {"identical_texts": identical}
+        terms = {"contrastive": config.contrastive_weight * loss} if config.contrastive_weight else {}
+        return terms, metrics | {"identical_texts": identical}
 
     @torch.no_grad()
     def identical_texts(

@@ -103,6 +103,8 @@ class Objective(nn.Module):
     """
 
     config_class: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
+    #: Whether it reads ``views.z``. Without any reader, the contrast included, the projector does not train.
+    reads_z: ClassVar[bool] = True
 
     def __init__(self, config: Any, encoder_config: PreTrainedConfig) -> None:
         super().__init__()
@@ -117,6 +119,10 @@ class Objective(nn.Module):
         """Groups of own parameters that train at another rate or are clipped apart: dicts with ``params`` and, where
         it differs from the encoder's, ``lr_scale`` (a factor) and ``clip_group`` (a name). Empty: as the encoder."""
         return []
+
+    def freeze(self) -> None:
+        """Set ``requires_grad`` to False for own weights that do not train. Called by the model once it is built and
+        once it is loaded: ``from_pretrained`` makes every weight trainable."""
 
     def init_from_checkpoint(self, name_or_path: str) -> None:
         """Fill own weights from the checkpoint that the backbone comes from. Called once, by ``from_backbone``."""

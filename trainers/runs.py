@@ -109,14 +109,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def history(trainer: CSETrainer) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """(evaluations, training log) of a run, from the trainer's state, without prefixes and rounded to 6 digits."""
+    """(evaluations, training log) of a run, from the trainer's state, without prefixes, to 6 significant digits."""
     evaluations, log = [], []
     for entry in trainer.state.log_history:
         scores = {name.removeprefix("eval_"): value for name, value in entry.items() if name.startswith("eval_")}
         if scores:
             evaluations.append({"step": entry["step"], **scores})
         elif "loss" in entry:
-            log.append({name: round(value, 6) for name, value in entry.items()})
+            log.append({name: float(f"{v:.6g}") if isinstance(v, float) else v for name, v in entry.items()})
     return evaluations, log
 
 

@@ -11,8 +11,12 @@ __version__ = "0.1.0"
 _PUBLIC: dict[str, str] = {
     **dict.fromkeys(
         (
+            "AuxiliaryMaskedLM",
+            "AuxiliaryMaskedLMConfig",
             "CSEConfig",
             "CSEModel",
+            "InfoCSEConfig",
+            "InfoCSEModel",
             "InforMinConfig",
             "InforMinModel",
             "MaskedLM",

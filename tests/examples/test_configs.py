@@ -31,6 +31,11 @@ KNOWN = {
     "reconstruction_weight": float,
     "mlm_weight": float,
     "mlm_probability": float,
+    "aux_mlm_weight": float,
+    "aux_mlm_probability": float,
+    "aux_mlm_views": int,
+    "aux_mlm_gradient": str,
+    "aux_mlm_head_init": str,
 }
 
 
@@ -40,7 +45,7 @@ def test_a_preset_names_its_table_and_has_known_keys(path: Path) -> None:
     preset = yaml.safe_load(text)
     assert next(iter(preset)) == "method"
     backbone = preset["model_name_or_path"].removesuffix("-uncased")
-    assert path.stem.startswith(preset["method"]) and path.stem.endswith(backbone)
+    assert path.stem.startswith(preset["method"]) and path.stem.removesuffix("-released").endswith(backbone)
     assert "Table" in text[: text.index("method:")]
     for key, value in preset.items():
         assert type(value) is KNOWN[key], f"{key}: {value!r}"  # 3e-5 without a dot is a string in YAML
@@ -60,6 +65,16 @@ def test_every_published_setting_has_a_preset() -> None:
     for name, wanted in published.items():
         got = presets[name]
         assert (got["learning_rate"], got["per_device_train_batch_size"], got.get("reconstruction_weight")) == wanted
+    infocse = {  # InfoCSE's §4.2 and Tables 7 and 8; the released script
+        "infocse-bert-base": (3e-5, 1, 0.4, "scaled", "pretrained"),
+        "infocse-bert-large": (3e-5, 1, 0.4, "scaled", "pretrained"),
+        "infocse-bert-large-released": (7e-6, 2, 0.3, "plain", "random"),
+    }
+    for name, own in infocse.items():
+        got = presets[name]
+        assert (got["projector"], got["per_device_train_batch_size"]) == ("batchnorm", 64)
+        found = [got[f"aux_mlm_{field}"] for field in ("probability", "gradient", "head_init", "weight")]
+        assert (got["learning_rate"], got["num_train_epochs"], *found) == (*own, 1e-5)
     for name, preset in presets.items():
         assert ("mlm" in name) == ("mlm_weight" in preset)
         assert ("mse" in name) == (preset.get("reconstruction") == "mse")

@@ -11,6 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedTokenizerFast
 
+from csekit.modeling import InfoCSEModel
+from csekit.modeling.auxiliary_head import AuxiliaryHead, lower_layers
+
 VOCABULARY, HIDDEN, POSITIONS = 97, 16, 40
 _SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "hidden_size": HIDDEN}
 _FROM_PAD = {"max_position_embeddings": POSITIONS + 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -141,6 +144,26 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def stage1(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``stage1(family, dropout=None, head_layers=2, **fields)``: what InfoCSE's first stage leaves, a folder with a
+    masked LM, an auxiliary head over its layer k and a tokenizer."""
+    folders: dict[str, Path] = {}
+
+    def make(family: str, dropout: float | None = None, head_layers: int = 2, **fields: Any) -> Path:
+        key = repr((family, dropout, head_layers, fields))
+        if key not in folders:
+            folders[key] = folder = tmp_path_factory.mktemp(f"stage1-{family}")
+            torch.manual_seed(1)
+            config = _encoder_config(family, dropout, **fields)
+            _disturb(AutoModelForMaskedLM.from_config(config)).save_pretrained(folder)
+            _disturb(AuxiliaryHead(config, head_layers)).save(folder, lower_layers(config))
+            _tokenizer(family).save_pretrained(folder)
+        return folders[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def make_batch() -> Callable[..., dict[str, Tensor]]:
     """``make_batch(rows, columns, length, pad=0)``: random ids of ragged length, right-padded.
 
@@ -161,9 +184,11 @@ def make_batch() -> Callable[..., dict[str, Tensor]]:
 
 @pytest.fixture(scope="session")
 def add_copies() -> Callable[..., dict[str, Tensor]]:
-    """``add_copies(batch, views, share)``: the masked copies of an objective named ``mlm``, all by mask id 4."""
+    """``add_copies(batch, views, share, name="mlm")``: the masked copies of an objective, all by mask id 4."""
 
-    def add(batch: dict[str, Tensor], views: int = 2, share: float = 0.4, seed: int = 0) -> dict[str, Tensor]:
+    def add(
+        batch: dict[str, Tensor], views: int = 2, share: float = 0.4, seed: int = 0, name: str = "mlm"
+    ) -> dict[str, Tensor]:
         ids, mask = (batch[name].transpose(0, 1).flatten(0, 1) for name in ("input_ids", "attention_mask"))
         rows = batch["input_ids"].shape[0]
         if batch["input_ids"].shape[1] == 1:
@@ -171,10 +196,30 @@ def add_copies() -> Callable[..., dict[str, Tensor]]:
         ids, mask = ids[: views * rows], mask[: views * rows]
         chosen = (torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed)) < share) & mask.bool()
         positions = chosen.flatten().nonzero().squeeze(1)
-        copies = {"mlm_input_ids": ids.masked_fill(chosen, 4), "mlm_positions": positions}
-        return {**batch, **copies, "mlm_labels": ids.flatten()[positions]}
+        copies = {f"{name}_input_ids": ids.masked_fill(chosen, 4), f"{name}_positions": positions}
+        return {**batch, **copies, f"{name}_labels": ids.flatten()[positions]}
 
     return add
+
+
+@pytest.fixture
+def infocse(stage1: Callable[..., Path]) -> Callable[..., InfoCSEModel]:
+    """``infocse(**fields)``: a BERT of four layers without dropout, its head from stage 1, in training mode."""
+
+    def build(dropout: float = 0.0, **fields: Any) -> InfoCSEModel:
+        return InfoCSEModel.from_backbone(stage1("bert", dropout, num_hidden_layers=4), **fields).train()
+
+    return build
+
+
+@pytest.fixture
+def batch_with(make_batch: Callable[..., Any], add_copies: Callable[..., Any]) -> Callable[..., dict[str, Tensor]]:
+    """``batch_with(columns=2, views=2, pad=0)``: four rows of nine tokens with the copies of ``aux_mlm``."""
+
+    def make(columns: int = 2, views: int = 2, pad: int = 0, **options: Any) -> dict[str, Tensor]:
+        return add_copies(make_batch(4, columns, 9, pad=pad), views, name="aux_mlm", **options)
+
+    return make
 
 
 # The formulas, as loops over float64

@@ -18,6 +18,7 @@ from csekit.modeling import CSEConfig, CSEModel
 from csekit.modeling.distributed import gather_rows, sum_over_processes, token_mean
 
 WORLD, B, L = 2, 4, 8  # B rows of each process
+RAGGED = [(1, 2, 3, 17, 33, 41, 57), (5, 50)]
 CASES: dict[str, dict[str, Any]] = {
     "pairs": {"columns": 2},
     "triplets": {"columns": 3, "hard_negative_weight": 0.7},
@@ -28,8 +29,14 @@ CASES: dict[str, dict[str, Any]] = {
     "batchnorm": {"columns": 2, "projector": "batchnorm", "reconstruction_weight": 0.4},
     "batchnorm_triplets": {"columns": 3, "projector": "batchnorm", "pooling": "mean"},
     "mlm": {"columns": 2, "mlm_weight": 1.0, "masked": [(1, 9, 10, 37, 60), ()]},
-    "mlm_ragged": {"columns": 2, "mlm_weight": 1.0, "masked": [(1, 2, 3, 17, 33, 41, 57), (5, 50)]},
+    "mlm_ragged": {"columns": 2, "mlm_weight": 1.0, "masked": RAGGED},
     "mlm_none": {"columns": 2, "mlm_weight": 1.0, "masked": [(), ()]},
+    "aux_mlm_scaled": {"columns": 2, "aux_mlm_weight": 0.5, "projector": "batchnorm", "masked": RAGGED},
+    "aux_mlm_plain": {"columns": 2, "aux_mlm_weight": 0.5, "gradient": "plain", "masked": RAGGED},
+    "aux_mlm_not_detached": {"columns": 2, "aux_mlm_weight": 0.5, "detach": False, "masked": RAGGED},
+    "aux_mlm_one_view": {"columns": 2, "aux_mlm_weight": 0.5, "aux_mlm_views": 1, "masked": [(1, 9, 31), (17,)]},
+    "aux_mlm_alone": {"columns": 2, "aux_mlm_weight": 0.5, "contrastive_weight": 0.0, "masked": [(9,), ()]},
+    "both": {"columns": 2, "aux_mlm_weight": 0.5, "mlm_weight": 0.1, "contrastive_weight": 2.0, "masked": RAGGED},
 }
 
 
@@ -43,23 +50,26 @@ def joined_batch(columns: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": (torch.arange(L) < lengths).long()}
 
 
-def batch_of(rank: int | None, columns: int, masked: list[tuple[int, ...]] | None) -> dict[str, Tensor]:
-    """The rows of one process, or all. ``masked`` are positions in the flattened copies (2·B·L) of each process."""
+def batch_of(
+    rank: int | None, columns: int, masked: list[tuple[int, ...]] | None, views: dict[str, int]
+) -> dict[str, Tensor]:
+    """The rows of one process, or all. ``masked`` are positions in the flattened copies (2·B·L) of each process, for
+    the objectives of ``views``."""
     full = joined_batch(columns)
     ranks = range(WORLD) if rank is None else [rank]
     rows = torch.cat([torch.arange(r * B, (r + 1) * B) for r in ranks])
     batch = {name: value[rows] for name, value in full.items()}
-    if masked is not None:
-        ids = batch["input_ids"][:, :2].transpose(0, 1).flatten(0, 1)
+    for name, count in views.items():
+        ids = batch["input_ids"][:, :count].transpose(0, 1).flatten(0, 1)
         positions = []
         for r in ranks:
-            for position in masked[r]:
+            for position in (masked or [()] * WORLD)[r]:
                 view, rest = divmod(position, B * L)
                 positions.append(view * len(rows) * L + (r * B * L if rank is None else 0) + rest)
         chosen = torch.tensor(sorted(positions), dtype=torch.int64)
         copies = ids.flatten().index_fill(0, chosen, 4).view_as(ids)
         labels = ids.flatten()[chosen]
-        batch |= {"mlm_input_ids": copies, "mlm_positions": chosen, "mlm_labels": labels}
+        batch |= {f"{name}_input_ids": copies, f"{name}_positions": chosen, f"{name}_labels": labels}
     return batch
 
 
@@ -79,7 +89,7 @@ def run(rank: int | None, columns: int, masked: Any = None, **fields: Any) -> di
     torch.manual_seed(7)
     model = CSEModel(CSEConfig(encoder_config=encoder, **{"temperature": 0.2, **fields})).train()
     module = model if rank is None else DistributedDataParallel(model, find_unused_parameters=False)
-    batch = batch_of(rank, columns, masked)
+    batch = batch_of(rank, columns, masked, {name: spec.views for name, spec in model.batch_specs.items()})
     for _ in range(2):
         model.zero_grad()
         output = module(**batch)
@@ -87,7 +97,7 @@ def run(rank: int | None, columns: int, masked: Any = None, **fields: Any) -> di
     return {
         "loss_dict": output.loss_dict,
         "metrics": output.metrics,
-        "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
+        "gradients": {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad},
         "buffers": {name: value for name, value in model.named_buffers() if "running" in name or "num_" in name},
     }
 

@@ -8,8 +8,10 @@ from transformers import AutoConfig, AutoModel, BertConfig, RobertaConfig
 from csekit.modeling import (
     METHODS,
     OBJECTIVES,
+    AuxiliaryMaskedLMConfig,
     CSEConfig,
     CSEModel,
+    InfoCSEConfig,
     InforMinConfig,
     InforMinModel,
     MaskedLMConfig,
@@ -19,19 +21,31 @@ from csekit.modeling import (
 )
 from csekit.modeling.configuration_cse import dropout_fields
 
-CONFIGS = [CSEConfig, SimCSEConfig, InforMinConfig]
+CONFIGS = [CSEConfig, SimCSEConfig, InforMinConfig, InfoCSEConfig]
 
 
 def test_defaults_are_the_papers():
     for config in (kind() for kind in CONFIGS):
-        assert (config.pooling, config.projector, config.temperature) == ("cls", "tanh", 0.05)
+        assert (config.pooling, config.temperature, config.contrastive_weight) == ("cls", 0.05, 1.0)
+        assert config.projector == ("batchnorm" if isinstance(config, InfoCSEConfig) else "tanh")
         assert not (config.projector_at_inference or config.symmetric or config.mask_identical)
         assert config.hard_negative_weight == 0 and config.prompt_template is None
         assert isinstance(config.encoder_config, BertConfig)
     assert CSEConfig().objectives == SimCSEConfig().objectives == []
     assert InforMinConfig().objectives == [ReconstructionConfig()]
+    assert InfoCSEConfig().objectives == [AuxiliaryMaskedLMConfig()]
     assert ReconstructionConfig() == ReconstructionConfig(weight=0.4, reconstruction="squared_norm")
     assert MaskedLMConfig() == MaskedLMConfig(weight=0.1, probability=0.15, views=2)
+    assert AuxiliaryMaskedLMConfig() == AuxiliaryMaskedLMConfig(
+        weight=1e-5,
+        probability=0.4,
+        views=2,
+        layer=0,
+        head_layers=2,
+        detach=True,
+        gradient="scaled",
+        head_init="pretrained",
+    )
 
 
 def test_instances_share_no_objective():
@@ -79,6 +93,8 @@ def test_objectives_as_configs_or_dicts(given):
         ({"pooling": "max"}, r"pooling must be one of 'cls', 'mean', .*, got 'max'"),
         ({"projector": "mlp"}, r"projector must be one of 'tanh', .*, got 'mlp'"),
         ({"temperature": 0}, r"temperature must be a number greater than 0, got 0"),
+        ({"contrastive_weight": -1}, r"contrastive_weight must be a number of at least 0, got -1"),
+        ({"contrastive_weight": 0, "objectives": []}, r"contrastive_weight 0 needs an objective: .*, got none"),
         ({"temperature": "5e-2"}, r"temperature must be a number greater than 0, got '5e-2'"),
         ({"pooling": "mask"}, r"pooling 'mask' needs a prompt_template .*, got None"),
         ({"encoder_config": {"hidden_size": 4}}, r"encoder_config must have a 'model_type', got \{'hidden_size': 4\}"),
@@ -90,6 +106,15 @@ def test_objectives_as_configs_or_dicts(given):
         ({"reconstruction": "l1"}, r"reconstruction must be one of 'squared_norm', 'mse', got 'l1'"),
         ({"mlm_weight": 0.1, "mlm_probability": 2.0}, r"mlm_probability must lie between 0 and 1, got 2.0"),
         ({"mlm_weight": 0.1, "views": 3}, r"mlm_views must be 1 or 2, got 3"),
+        ({"aux_mlm_weight": 0.1, "aux_mlm_probability": 1}, r"aux_mlm_probability must lie between 0 and 1, got 1"),
+        ({"aux_mlm_weight": 0.1, "layer": -1}, r"aux_mlm_layer must be 0 \(automatic\) or .*, got -1"),
+        ({"aux_mlm_weight": 0.1, "head_layers": 0}, r"aux_mlm_head_layers must be at least 1, got 0"),
+        (
+            {"aux_mlm_weight": 0.1, "gradient": "full"},
+            r"aux_mlm_gradient must be one of 'scaled', 'plain', got 'full'",
+        ),
+        ({"aux_mlm_weight": 0.1, "head_init": "file"}, r"aux_mlm_head_init must be one of 'pretrained', .* 'file'"),
+        ({"aux_mlm_weight": 0.1, "mlm_weight": 0.1, "views": 1}, r"'views' must be a field of exactly one objective"),
         ({"mlm_probability": 0.3}, r"'mlm_probability' must be a field of exactly one .*\['reconstruction'\]"),
     ],
 )
@@ -118,8 +143,11 @@ def test_flat_names_are_what_can_be_set():
     assert names["mlm_weight"] is float and names["reconstruction"] is str
     assert "mlm_probability" not in names
     assert InforMinConfig.flat_names(["mlm"])["mlm_views"] is int
-    for name in InforMinConfig.flat_names(list(OBJECTIVES)):
-        assert hasattr(InforMinConfig(mlm_weight=0.1), name), name
+    every = CSEConfig(objectives=list(OBJECTIVES))
+    for objective in OBJECTIVES:
+        alone = CSEConfig(objectives=[objective])
+        for name in CSEConfig.flat_names([objective]):
+            assert hasattr(every if name.endswith("_weight") else alone, name), name
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

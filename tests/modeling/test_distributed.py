@@ -68,7 +68,8 @@ def test_running_statistics_equal_one_process(results, case):
 @pytest.mark.parametrize("case", CASES)
 def test_diagnostics_average_to_those_of_one_process(results, case):
     one, two = results["-"][case]["metrics"], [results[rank][case]["metrics"] for rank in ("0", "1")]
-    for name in {"positive_cosine", "negative_cosine", "alignment", "mlm_accuracy"} & one.keys():
+    averaged = {"positive_cosine", "negative_cosine", "alignment", "mlm_accuracy"}
+    for name in (averaged | {"aux_mlm_accuracy", "aux_mlm_cross_entropy"}) & one.keys():
         close((two[0][name] + two[1][name]) / 2, one[name], name)
     close(two[0]["identical_texts"] + two[1]["identical_texts"], one["identical_texts"], "identical_texts")
     assert one["identical_texts"] == 2
@@ -83,6 +84,9 @@ def test_ragged_token_counts(results):
     assert results["-"]["mlm"]["loss_dict"]["mlm"] > 0
     assert results["1"]["mlm"]["loss_dict"]["mlm"] == 0  # no masked token on this process
     assert results["-"]["mlm_none"]["loss_dict"]["mlm"] == 0
+    assert results["1"]["aux_mlm_alone"]["loss_dict"].keys() == {"aux_mlm"}  # no contrast: its projector is frozen
+    assert results["1"]["aux_mlm_alone"]["loss_dict"]["aux_mlm"] == 0
+    assert not any(name.startswith("projector") for name in results["1"]["aux_mlm_alone"]["gradients"])
 
 
 def test_collectives_by_hand(results):

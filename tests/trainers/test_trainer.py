@@ -93,7 +93,10 @@ def test_the_log_holds_the_mean_of_every_term(
         assert {"loss/contrastive", "loss/reconstruction", "loss/mlm", "metrics/mlm_accuracy"} <= log[0].keys()
 
 
-def test_no_step_waits_for_the_device(small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", [{}, {"aux_mlm_weight": 1e-5, "head_init": "top_layers"}], ids=["mlm", "aux_mlm"])
+def test_no_step_waits_for_the_device(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
     """Transformers' own mask code may (it asks whether anything is padded); ours may not."""
 
     def guarded(original: Any) -> Any:
@@ -111,7 +114,7 @@ def test_no_step_waits_for_the_device(small_run: SmallRun, tmp_path: Path, monke
                     patch.setattr(torch.Tensor, name, guarded(getattr(torch.Tensor, name)))
                 return super().compute_loss(*args, **kwargs)
 
-    trainer = small_run(tmp_path / "run", kind=Guarded, method="informin", fields={"mlm_weight": 0.1})
+    trainer = small_run(tmp_path / "run", kind=Guarded, method="informin", fields={"mlm_weight": 0.1, **more})
     trainer.train()
     assert trainer.state.global_step == 5
 
