@@ -3,13 +3,15 @@
 from transformers import AutoConfig, AutoModel
 
 from .configuration_cse import CSEConfig
+from .configuration_diffcse import DiffCSEConfig, ReplacedTokenDetectionConfig
 from .configuration_informin import InforMinConfig, ReconstructionConfig
 from .configuration_simcse import SimCSEConfig
 from .masked_lm import MaskedLM, MaskedLMConfig
 from .modeling_cse import CSEModel
+from .modeling_diffcse import DiffCSEModel, ReplacedTokenDetection
 from .modeling_informin import InforMinModel, Reconstruction
 from .modeling_simcse import SimCSEModel
-from .objectives import Encode, MaskingSpec, Objective, ObjectiveConfig, Views
+from .objectives import EditSpec, Encode, MaskingSpec, Objective, ObjectiveConfig, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .registry import METHODS, OBJECTIVES
 
@@ -23,6 +25,9 @@ __all__ = [
     "CSEConfig",
     "CSEModel",
     "ContrastiveOutput",
+    "DiffCSEConfig",
+    "DiffCSEModel",
+    "EditSpec",
     "Encode",
     "InforMinConfig",
     "InforMinModel",
@@ -33,6 +38,8 @@ __all__ = [
     "ObjectiveConfig",
     "Reconstruction",
     "ReconstructionConfig",
+    "ReplacedTokenDetection",
+    "ReplacedTokenDetectionConfig",
     "SentenceEmbeddingOutput",
     "SimCSEConfig",
     "SimCSEModel",

@@ -152,7 +152,8 @@ class CSEConfig(PreTrainedConfig):
         own = [objective.name for objective in cls.default_objectives()] if objectives is None else objectives
         names: dict[str, type] = {f"{name}_weight": float for name in OBJECTIVES}
         for name in own:
-            for field, kind in OBJECTIVES[name].config_class.field_types().items():
+            plain = OBJECTIVES[name].config_class.field_types().items()
+            for field, kind in ((field, kind) for field, kind in plain if kind is not dict):
                 names[f"{name}_{field}"] = kind
                 if field != "weight":
                     names.setdefault(field, kind)

@@ -104,6 +104,8 @@ class CSEModel(PreTrainedModel):
             for field in dropout_fields(encoder_config):
                 setattr(encoder_config, field, dropout)
         model_config = cls.config_class(encoder_config=encoder_config, **config)
+        for settings in model_config.objectives:
+            settings.complete(name_or_path)
         if model_config.prompt_template is not None:
             tokenizer = tokenizer or AutoTokenizer.from_pretrained(name_or_path)
             model_config.prompt_mask_offset = sentence_frame(tokenizer, model_config.prompt_template).mask_offset

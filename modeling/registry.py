@@ -2,10 +2,20 @@
 
 from .masked_lm import MaskedLM
 from .modeling_cse import CSEModel
+from .modeling_diffcse import DiffCSEModel, ReplacedTokenDetection
 from .modeling_informin import InforMinModel, Reconstruction
 from .modeling_simcse import SimCSEModel
 from .objectives import Objective
 
-OBJECTIVES: dict[str, type[Objective]] = {"reconstruction": Reconstruction, "mlm": MaskedLM}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "reconstruction": Reconstruction,
+    "mlm": MaskedLM,
+    "rtd": ReplacedTokenDetection,
+}
 
-METHODS: dict[str, type[CSEModel]] = {"simcse": SimCSEModel, "informin": InforMinModel, "joint": CSEModel}
+METHODS: dict[str, type[CSEModel]] = {
+    "simcse": SimCSEModel,
+    "informin": InforMinModel,
+    "diffcse": DiffCSEModel,
+    "joint": CSEModel,
+}

@@ -13,6 +13,8 @@ _PUBLIC: dict[str, str] = {
         (
             "CSEConfig",
             "CSEModel",
+            "DiffCSEConfig",
+            "DiffCSEModel",
             "InforMinConfig",
             "InforMinModel",
             "MaskedLM",
@@ -21,6 +23,8 @@ _PUBLIC: dict[str, str] = {
             "ObjectiveConfig",
             "Reconstruction",
             "ReconstructionConfig",
+            "ReplacedTokenDetection",
+            "ReplacedTokenDetectionConfig",
             "SimCSEConfig",
             "SimCSEModel",
         ),
