@@ -3,12 +3,12 @@
 from transformers import AutoConfig, AutoModel
 
 from .configuration_cse import CSEConfig
-from .configuration_diffcse import DiffCSEConfig, ReplacedTokenDetectionConfig
+from .configuration_diffcse import DiffCSEConfig, EditedContrastConfig, ReplacedTokenDetectionConfig
 from .configuration_informin import InforMinConfig, ReconstructionConfig
 from .configuration_simcse import SimCSEConfig
 from .masked_lm import MaskedLM, MaskedLMConfig
 from .modeling_cse import CSEModel
-from .modeling_diffcse import DiffCSEModel, ReplacedTokenDetection
+from .modeling_diffcse import DiffCSEModel, EditedContrast, ReplacedTokenDetection
 from .modeling_informin import InforMinModel, Reconstruction
 from .modeling_simcse import SimCSEModel
 from .objectives import EditSpec, Encode, MaskingSpec, Objective, ObjectiveConfig, Views
@@ -28,6 +28,8 @@ __all__ = [
     "DiffCSEConfig",
     "DiffCSEModel",
     "EditSpec",
+    "EditedContrast",
+    "EditedContrastConfig",
     "Encode",
     "InforMinConfig",
     "InforMinModel",

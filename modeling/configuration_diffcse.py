@@ -1,4 +1,4 @@
-"""DiffCSE (Chuang et al., 2022): contrast and a conditional replaced token detection. Defaults: BERT-base (Table 12)."""
+"""DiffCSE (Chuang et al., 2022): contrast and conditional replaced token detection. Defaults: BERT-base, Table 12."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,7 +22,6 @@ class EditingConfig(ObjectiveConfig):
         edit_sampling: it draws from its distribution (``sample``), or takes the likeliest token (``argmax``).
         edit_operation: ``replace``, ``insert``, ``delete`` or ``all`` (Table 4); see :class:`EditSpec`.
         generator_dropout: the generator's own dropout is on in training.
-        views: 2 edits both views' texts, 1 only the first's.
     """
 
     probability: float = 0.30
@@ -31,13 +30,11 @@ class EditingConfig(ObjectiveConfig):
     edit_sampling: str = "sample"
     edit_operation: str = "replace"
     generator_dropout: bool = False
-    views: int = 2
 
     _allowed: ClassVar[dict[str, tuple[Any, ...]]] = {
         "edit_scope": ("masked", "all"),
         "edit_sampling": ("sample", "argmax"),
         "edit_operation": ("replace", "insert", "delete", "all"),
-        "views": (1, 2),
     }
 
     def __post_init__(self) -> None:
@@ -53,7 +50,7 @@ class EditingConfig(ObjectiveConfig):
     @property
     def batch_spec(self) -> EditSpec:
         """What these settings ask of the collator."""
-        return EditSpec(probability=self.probability, views=self.views, operation=self.edit_operation)
+        return EditSpec(probability=self.probability, views=1, operation=self.edit_operation)
 
     def complete(self, name_or_path: str) -> None:
         """Settle the generator and check its vocabulary against that of the encoder's checkpoint.
@@ -80,6 +77,7 @@ class ReplacedTokenDetectionConfig(EditingConfig):
         discriminator: name or path of its first weights, any encoder with the vocabulary; None is the checkpoint that
             the encoder comes from.
         discriminator_config: of another discriminator; written by ``from_backbone``.
+        views: 2 edits both views' texts, each with its own vector; 1 only the first's.
     """
 
     name: ClassVar[str] = "rtd"
@@ -89,12 +87,14 @@ class ReplacedTokenDetectionConfig(EditingConfig):
     rtd_positions: str = "real"
     discriminator: str | None = None
     discriminator_config: dict | None = None
+    views: int = 2
 
     _allowed: ClassVar[dict[str, tuple[Any, ...]]] = {
         **EditingConfig._allowed,
         "condition": ("z", "h"),
         "condition_sentence": ("same", "next", "both"),
         "rtd_positions": ("real", "all"),
+        "views": (1, 2),
     }
 
     @property
@@ -108,6 +108,25 @@ class ReplacedTokenDetectionConfig(EditingConfig):
             check_same_vocabulary(name_or_path, str(self.discriminator), f"{self.name}_discriminator")
             self.discriminator_config = AutoConfig.from_pretrained(self.discriminator).to_dict()
             self.discriminator_config.pop("_name_or_path", None)
+
+
+@dataclass
+class EditedContrastConfig(EditingConfig):
+    """Settings of :class:`EditedContrast`.
+
+    Arguments:
+        use_edited_as: edited sentences are further ``positive`` or ``negative`` examples (Table 15).
+    """
+
+    name: ClassVar[str] = "edited"
+    weight: float = 1.0
+    probability: float = 0.15
+    use_edited_as: str = "negative"
+
+    _allowed: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **EditingConfig._allowed,
+        "use_edited_as": ("positive", "negative"),
+    }
 
 
 class DiffCSEConfig(CSEConfig):

@@ -35,7 +35,7 @@ class Generator:
             )
         except OSError as error:
             raise ValueError(
-                f"generator {name_or_path!r} cannot be loaded: {error}; name another with rtd_generator=…"
+                f"generator {name_or_path!r} cannot be loaded: {error}; name another in the field generator"
             ) from error
         finally:
             transformers_logging.set_verbosity(verbosity)
@@ -48,14 +48,14 @@ class Generator:
         self.backbone: Any = getattr(model, model.base_model_prefix)
         setattr(model, model.base_model_prefix, _Passthrough())
         self.head: nn.Module = model
-        self.modules = nn.ModuleList([self.backbone, self.head]).requires_grad_(False).eval()
+        self.networks = nn.ModuleList([self.backbone, self.head]).requires_grad_(False).eval()
 
     def logits(self, ids_RK: Tensor, mask_RK: Tensor, positions_M: Tensor, dropout: bool = False) -> Tensor:
         """(M, V) logits at ``positions_M`` of the flattened ids; only these rows meet the vocabulary."""
         if self.backbone.device != ids_RK.device:
-            self.modules.to(ids_RK.device)
-        if self.modules.training != dropout:
-            self.modules.train(dropout)
+            self.networks.to(ids_RK.device)
+        if self.networks.training != dropout:
+            self.networks.train(dropout)
         with torch.no_grad():
             states = self.backbone(input_ids=ids_RK, attention_mask=mask_RK).last_hidden_state
             rows = states.flatten(0, 1).index_select(0, positions_M)

@@ -165,7 +165,8 @@ class CSEModel(PreTrainedModel):
             return self.embed(input_ids, attention_mask)
         views = self.encode_views(input_ids, attention_mask)
         terms, metrics = self.contrast(views)
-        encode = Encode(self.backbone, cast(Tensor, self.backbone.get_input_embeddings().weight))
+        words = cast(Tensor, self.backbone.get_input_embeddings().weight)
+        encode = Encode(self.backbone, words, self.project, self.config.temperature)
         for objective in self.auxiliaries():
             more, diagnostics = objective(views, copies, encode)
             terms, metrics = terms | more, metrics | diagnostics
@@ -186,6 +187,10 @@ class CSEModel(PreTrainedModel):
         h, last_hidden_state = self.pooled(input_ids_NL, attention_mask_NL)
         embedding = self.projector(h) if self.config.projector_at_inference else h
         return SentenceEmbeddingOutput(sentence_embedding=embedding, last_hidden_state=last_hidden_state)
+
+    def project(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
+        """z (N, H) of texts beside the views; batch statistics are their own."""
+        return self.projector(self.pooled(input_ids_NL, attention_mask_NL)[0])
 
     def encode_views(self, input_ids_BCL: Tensor, attention_mask_BCL: Tensor) -> Views:
         """All views in one pass, view-major; a single column is encoded twice under dropout."""

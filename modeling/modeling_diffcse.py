@@ -1,19 +1,22 @@
 """DiffCSE (Chuang et al., 2022, "DiffCSE: Difference-based Contrastive Learning for Sentence Embeddings").
 
-Shape suffixes: V views, B sentences, R rows of the edited copies, K tokens, S scored tokens, H hidden size.
+Shape suffixes: V views, B sentences, R rows of the edited copies, K tokens, S scored tokens,
+Q keys (sentences of all processes), H hidden size.
 """
 
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AutoConfig, PreTrainedConfig
 
 from .conditional_encoder import ConditionalEncoder
-from .configuration_diffcse import DiffCSEConfig, ReplacedTokenDetectionConfig
-from .distributed import token_mean
+from .configuration_diffcse import DiffCSEConfig, EditedContrastConfig, ReplacedTokenDetectionConfig
+from .distributed import gather_rows, rank, token_mean
 from .generator import Generator
-from .losses import token_cross_entropy_sum
+from .losses import cosine_logits, info_nce, token_cross_entropy_sum
 from .modeling_cse import CSEModel, build_backbone, load_backbone
 from .objectives import EditSpec, Encode, Objective, Views
 
@@ -111,6 +114,37 @@ def rtd_accuracies(logits_S2: Tensor, labels_S: Tensor) -> dict[str, Tensor]:
     right_S = (logits_S2.argmax(-1) == labels_S).float()
     kinds = {"replaced": labels_S.float(), "kept": (1 - labels_S).float()}
     return {f"rtd_accuracy_{kind}": token_mean((right_S * of).sum(), of.sum()) for kind, of in kinds.items()}
+
+
+class EditedContrast(EditingObjective):
+    """Table 15: the edited sentences x″ as further examples of the contrast, instead of a discriminator; s = cos/τ
+
+    positive: L = L_NCE + w · (1/B) Σ_i −log exp s(z_i, z″_i) / Σ_j exp s(z_i, z″_j)
+    negative: L = L_NCE + w · (1/B) Σ_i log(1 + Σ_j exp s(z_i, z″_j) / Σ_k exp s(z_i, z_k)),
+
+    which at w = 1 is L_NCE with all x″ in its denominators (without hard_negative_weight and mask_identical). A
+    sentence that the generator left as it was is nobody's negative.
+    """
+
+    config_class = EditedContrastConfig
+
+    def forward(
+        self, views: Views, batch: dict[str, Tensor], encode: Encode
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        edited_BK, mask_BK, labels_BK = self.edited(batch)
+        assert encode.project is not None
+        z_edited_BH = encode.project(edited_BK, mask_BK)
+        with torch.autocast(views.z.device.type, enabled=False):
+            z = views.z.float()
+            logits_BQ = cosine_logits(z[0], gather_rows(z_edited_BH.float()), encode.temperature)
+            if self.config.use_edited_as == "positive":
+                loss = info_nce(logits_BQ, torch.arange(len(z[0]), device=z.device) + rank() * len(z[0]))
+            else:
+                unchanged_Q = gather_rows((labels_BK.sum(1) == 0).long()) == 1
+                keys = torch.cat([gather_rows(view) for view in z[1:]])
+                plain_B = cosine_logits(z[0], keys, encode.temperature).logsumexp(1)
+                loss = F.softplus(logits_BQ.masked_fill(unchanged_Q, -1e4).logsumexp(1) - plain_B).mean()
+        return {"edited": self.config.weight * loss}, {}
 
 
 class DiffCSEModel(CSEModel):

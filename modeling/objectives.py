@@ -129,10 +129,14 @@ class Encode:
     Arguments:
         backbone: what is called.
         word_embeddings: (vocabulary, E) its input embedding matrix, for tied output layers.
+        project: texts to projected embeddings: ``project(input_ids (N, L), attention_mask (N, L))`` gives z (N, H).
+        temperature: τ of the contrast.
     """
 
     backbone: Callable[..., Any]
     word_embeddings: torch.Tensor
+    project: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    temperature: float = 0.05
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         return self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state

@@ -2,7 +2,7 @@
 
 from .masked_lm import MaskedLM
 from .modeling_cse import CSEModel
-from .modeling_diffcse import DiffCSEModel, ReplacedTokenDetection
+from .modeling_diffcse import DiffCSEModel, EditedContrast, ReplacedTokenDetection
 from .modeling_informin import InforMinModel, Reconstruction
 from .modeling_simcse import SimCSEModel
 from .objectives import Objective
@@ -11,6 +11,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "reconstruction": Reconstruction,
     "mlm": MaskedLM,
     "rtd": ReplacedTokenDetection,
+    "edited": EditedContrast,
 }
 
 METHODS: dict[str, type[CSEModel]] = {

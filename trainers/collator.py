@@ -98,8 +98,10 @@ class CSECollator:
                 own = tuple(np.concatenate([part, part]) for part in own)
             after = self._rows(tokens, range(C * B, len(texts))) if further else None
             for name, spec in self.batch_specs.items():
-                copies = self._edits if isinstance(spec, EditSpec) else self._copies
-                named = copies(name, spec, own, after, index_B, epoch)  # type: ignore[operator]
+                if isinstance(spec, EditSpec):
+                    named = self._edits(name, spec, own, after, index_B, epoch)
+                else:
+                    named = self._copies(name, spec, own, index_B, epoch)
                 batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
         return batch
 
@@ -112,7 +114,7 @@ class CSECollator:
         return ids, (places >= first) & (places < last), lengths
 
     def _copies(
-        self, name: str, spec: MaskingSpec, own: Any, after: Any, index_B: np.ndarray, epoch: int
+        self, name: str, spec: MaskingSpec, own: Any, index_B: np.ndarray, epoch: int
     ) -> dict[str, np.ndarray]:
         """The masked copies of one objective; ``own`` are the rows of all views, view-major."""
         ids, maskable, _ = own

@@ -15,6 +15,8 @@ _PUBLIC: dict[str, str] = {
             "CSEModel",
             "DiffCSEConfig",
             "DiffCSEModel",
+            "EditedContrast",
+            "EditedContrastConfig",
             "InforMinConfig",
             "InforMinModel",
             "MaskedLM",
