@@ -26,11 +26,9 @@ def main() -> None:
     parser.add_argument("text", help="a sentence a line, blank lines between documents")
     parser.add_argument("output", help="the .tsv file to write, with columns sentence and next")
     arguments = parser.parse_args()
-    count = 0
     with open(arguments.text, encoding="utf-8-sig") as source, open(arguments.output, "w", encoding="utf-8") as target:
         target.write("sentence\tnext\n")
-        for count, pair in enumerate(pairs(source), start=1):
-            target.write("\t".join(pair) + "\n")
+        count = sum(target.write("\t".join(pair) + "\n") > 0 for pair in pairs(source))
     print(f"{arguments.output}: {count:,} sentences with the next one")
 
 
