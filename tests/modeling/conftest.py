@@ -11,6 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedTokenizerFast
 
+from csekit.trainers.collator import CSECollator
+
 VOCABULARY, HIDDEN, POSITIONS = 97, 16, 40
 _SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "hidden_size": HIDDEN}
 _FROM_PAD = {"max_position_embeddings": POSITIONS + 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -155,6 +157,28 @@ def make_batch() -> Callable[..., dict[str, Tensor]]:
         lengths.view(-1)[0] = length
         mask = (torch.arange(length) < lengths[..., None]).long()
         return {"input_ids": torch.where(mask.bool(), ids, pad), "attention_mask": mask}
+
+    return make
+
+
+EDIT_TEXTS = [
+    ["w1 w2 w3 w4 w5 w6", "w7 w8"],
+    ["w9 w10", "w11 w12 w13 unknown w14 w15 w16 w17"],
+    ["w18 w19 w20 w21 w22", "w23"],
+    ["w24", "w25 w26 w27 [MASK] w28"],
+    ["w29 w30 w31 w32 w33 w34 w35 w36", "w37 w38 w39 w40"],
+]
+
+
+@pytest.fixture(scope="session")
+def batch_of() -> Callable[..., dict[str, Tensor]]:
+    """``batch_of(model, family="bert")``: five pairs, so that views differ without dropout, with the copies that the
+    model's objectives want; at most 12 tokens a row."""
+
+    def make(model: Any, family: str = "bert") -> dict[str, Tensor]:
+        collator = CSECollator(_tokenizer(family), 12, model.batch_specs)
+        batch = collator([{"texts": texts, "index": i, "epoch": 0} for i, texts in enumerate(EDIT_TEXTS)])
+        return {name: value for name, value in batch.items() if name not in ("index", "return_loss")}
 
     return make
 

@@ -12,12 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import BertConfig
+from transformers import BertConfig, BertForMaskedLM
 
 from csekit.modeling import CSEConfig, CSEModel
 from csekit.modeling.distributed import gather_rows, sum_over_processes, token_mean
 
 WORLD, B, L = 2, 4, 8  # B rows of each process
+RTD = {"columns": 2, "projector": "batchnorm", "rtd_weight": 1.0, "edit_sampling": "argmax"}
+EDITED = {"columns": 2, "edited_weight": 1.0, "edit_sampling": "argmax"}
 CASES: dict[str, dict[str, Any]] = {
     "pairs": {"columns": 2},
     "triplets": {"columns": 3, "hard_negative_weight": 0.7},
@@ -30,6 +32,11 @@ CASES: dict[str, dict[str, Any]] = {
     "mlm": {"columns": 2, "mlm_weight": 1.0, "masked": [(1, 9, 10, 37, 60), ()]},
     "mlm_ragged": {"columns": 2, "mlm_weight": 1.0, "masked": [(1, 2, 3, 17, 33, 41, 57), (5, 50)]},
     "mlm_none": {"columns": 2, "mlm_weight": 1.0, "masked": [(), ()]},
+    "rtd": {**RTD, "masked": [(1, 9, 10, 37, 60), ()]},
+    "rtd_ragged": {**RTD, "masked": [(1, 2, 3, 17, 33, 41, 57), (5, 50)], "condition": "h"},
+    "rtd_released": {**RTD, "masked": [(1, 2, 3), (9,)], "edit_scope": "all", "rtd_positions": "all"},
+    "edited_negative": {**EDITED, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "negative"},
+    "edited_positive": {**EDITED, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "positive"},
 }
 
 
@@ -44,7 +51,8 @@ def joined_batch(columns: int) -> dict[str, Tensor]:
 
 
 def batch_of(rank: int | None, columns: int, masked: list[tuple[int, ...]] | None) -> dict[str, Tensor]:
-    """The rows of one process, or all. ``masked`` are positions in the flattened copies (2·B·L) of each process."""
+    """The rows of one process, or all. ``masked`` are positions in the flattened copies (2·B·L) of each process: of an
+    objective ``mlm``, ``rtd`` and, in the first view, ``edited``."""
     full = joined_batch(columns)
     ranks = range(WORLD) if rank is None else [rank]
     rows = torch.cat([torch.arange(r * B, (r + 1) * B) for r in ranks])
@@ -60,12 +68,18 @@ def batch_of(rank: int | None, columns: int, masked: list[tuple[int, ...]] | Non
         copies = ids.flatten().index_fill(0, chosen, 4).view_as(ids)
         labels = ids.flatten()[chosen]
         batch |= {"mlm_input_ids": copies, "mlm_positions": chosen, "mlm_labels": labels}
+        mask = batch["attention_mask"][:, :2].transpose(0, 1).flatten(0, 1)
+        own = (mask * (torch.arange(L) > 0)).flatten().nonzero().squeeze(1)
+        for name, end in (("rtd", len(ids)), ("edited", len(rows))):
+            values = {"input_ids": copies[:end], "attention_mask": mask[:end], "originals": ids[:end]}
+            places = {"positions": chosen, "own": own, "scored": own}
+            batch |= {f"{name}_{key}": value for key, value in values.items()}
+            batch |= {f"{name}_{key}": value[value < end * L] for key, value in places.items()}
     return batch
 
 
-def run(rank: int | None, columns: int, masked: Any = None, **fields: Any) -> dict[str, Any]:
-    """Two steps of one case, on the rows of one process or (None) on all, without DDP."""
-    encoder = BertConfig(
+def encoder_config() -> BertConfig:
+    return BertConfig(
         vocab_size=64,
         hidden_size=16,
         num_hidden_layers=1,
@@ -76,8 +90,22 @@ def run(rank: int | None, columns: int, masked: Any = None, **fields: Any) -> di
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
+
+
+def write_generator(folder: Path) -> None:
+    torch.manual_seed(11)
+    BertForMaskedLM(encoder_config()).save_pretrained(folder)
+
+
+def run(rank: int | None, generator: Path, columns: int, masked: Any = None, **fields: Any) -> dict[str, Any]:
+    """Two steps of one case, on the rows of one process or (None) on all, without DDP."""
+    encoder = encoder_config()
     torch.manual_seed(7)
     model = CSEModel(CSEConfig(encoder_config=encoder, **{"temperature": 0.2, **fields})).train()
+    for objective in model.config.objectives:
+        if hasattr(objective, "generator"):
+            objective.generator = str(generator)
+    model.load_frozen()
     module = model if rank is None else DistributedDataParallel(model, find_unused_parameters=False)
     batch = batch_of(rank, columns, masked)
     for _ in range(2):
@@ -119,7 +147,7 @@ def main(rank: int, port: str, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
     results: dict[str, Any] = {"collectives": collectives(rank)}
     for name, case in CASES.items():
-        results[name] = run(rank, **case)
+        results[name] = run(rank, Path(folder) / "generator", **case)
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 

@@ -42,7 +42,9 @@ def naive(ids, maskable, lengths, spec, vocabulary, view, max_length):
             token, key = ids[n, t], keys[n, t : t + 1]
             operation = spec.operation if chosen[n, t] else "none"
             if operation == "all":
-                operation = ("replace", "insert", "delete")[int(3 * unit(fold(key, np.array([3], dtype=np.uint64)))[0])]
+                operation = ("replace", "insert", "delete")[
+                    int(3 * unit(fold(key, np.array([3], dtype=np.uint64)))[0])
+                ]
             if operation == "delete":
                 bereft = True
                 continue
@@ -144,7 +146,7 @@ def test_two_rates_in_one_batch(tokenizer, sentences, operation):
     for name, value in alone.items():
         assert torch.equal(batch[name], value) if isinstance(value, torch.Tensor) else value
     R, K = batch["rtd_input_ids"].shape
-    assert R == 2 * len(sentences) and K <= 16
+    assert 2 * len(sentences) == R and K <= 16
     assert batch["rtd_originals"].shape == batch["rtd_attention_mask"].shape == (R, K)
     assert not torch.equal(batch["rtd_input_ids"][: R // 2], batch["rtd_input_ids"][R // 2 :])
     places = [batch[f"rtd_{name}"] for name in ("positions", "own", "scored")]

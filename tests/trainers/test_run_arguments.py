@@ -115,7 +115,10 @@ def test_values_of_a_command_line(words: list[str], name: str, value: Any) -> No
         ("columns: {a: b}", "columns must be str, got {'a': 'b'}"),
         ("method: simsce", f"method must be one of {', '.join(map(repr, METHODS))}, got 'simsce'"),
         ("method: [simcse]", "method must be one of"),
-        ("method: joint\nobjectives: [mlmm]", f"objectives must be among {', '.join(map(repr, OBJECTIVES))}, got 'mlmm'"),
+        (
+            "method: joint\nobjectives: [mlmm]",
+            f"objectives must be among {', '.join(map(repr, OBJECTIVES))}, got 'mlmm'",
+        ),
         ("eval_strategy: never", "never is not a valid IntervalStrategy"),
         ("- a", "a preset is a mapping of names to values, got list"),
         ("", "a preset is a mapping of names to values, got NoneType"),
