@@ -186,6 +186,10 @@ class CSEConfig(PreTrainedConfig):
         """H, the encoder's."""
         return int(self.encoder_config.hidden_size)
 
+    def get_text_config(self, *args: Any, **kwargs: Any) -> "CSEConfig":
+        """Itself. Transformers would take a flat field of an objective called ``generator`` for a config."""
+        return self
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         kind = config_dict.get("model_type", cls.model_type)
