@@ -2,8 +2,15 @@
 
 from transformers import AutoConfig, AutoModel
 
+from .conditional_lm import ConditionalMaskedLM, CorrectiveLM
 from .configuration_cse import CSEConfig
-from .configuration_diffcse import DiffCSEConfig, EditedContrastConfig, ReplacedTokenDetectionConfig
+from .configuration_diffcse import (
+    ConditionalMaskedLMConfig,
+    CorrectiveLMConfig,
+    DiffCSEConfig,
+    EditedContrastConfig,
+    ReplacedTokenDetectionConfig,
+)
 from .configuration_informin import InforMinConfig, ReconstructionConfig
 from .configuration_simcse import SimCSEConfig
 from .masked_lm import MaskedLM, MaskedLMConfig
@@ -24,7 +31,11 @@ __all__ = [
     "OBJECTIVES",
     "CSEConfig",
     "CSEModel",
+    "ConditionalMaskedLM",
+    "ConditionalMaskedLMConfig",
     "ContrastiveOutput",
+    "CorrectiveLM",
+    "CorrectiveLMConfig",
     "DiffCSEConfig",
     "DiffCSEModel",
     "EditSpec",

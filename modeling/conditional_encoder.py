@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .auxiliary_head import embeddings_module
+from .objectives import Views
 
 
 def embedding_width(model: PreTrainedModel) -> int:
@@ -61,3 +62,10 @@ class ConditionalEncoder(nn.Module):
         """Last hidden states (R, K, D)."""
         with first_position(self.model, self.condition(vectors_RH)):
             return self.model(input_ids=ids_RK, attention_mask=mask_RK).last_hidden_state
+
+
+def conditions(views: Views, kind: str, count: int, rows: int) -> Tensor:
+    """(R, H) vectors of the first ``count`` views, ``z`` or ``h``, one for each of the view-major copies; again from
+    the first where the next sentences follow the same."""
+    vectors = (views.z if kind == "z" else views.h)[:count].flatten(0, 1)
+    return vectors.repeat(rows // len(vectors), 1)

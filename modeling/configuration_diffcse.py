@@ -1,6 +1,6 @@
 """DiffCSE (Chuang et al., 2022): contrast and conditional replaced token detection. Defaults: BERT-base, Table 12."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from transformers import AutoConfig
@@ -11,11 +11,40 @@ from .objectives import EditSpec, ObjectiveConfig
 
 
 @dataclass
-class EditingConfig(ObjectiveConfig):
-    """Settings of an objective whose texts a generator edits.
+class CopyConfig(ObjectiveConfig):
+    """Settings of an objective over copies of the texts.
 
     Arguments:
         probability: share of the tokens that are chosen.
+    """
+
+    probability: float = 0.30
+
+    _allowed: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.probability < 1:
+            raise ValueError(f"{self.name}_probability must lie between 0 and 1, got {self.probability!r}")
+        allowed = {}
+        for kind in reversed(type(self).__mro__):
+            allowed |= vars(kind).get("_allowed", {})
+        for field, values in allowed.items():
+            if getattr(self, field) not in values:
+                options = ", ".join(map(repr, values))
+                raise ValueError(f"{self.name}_{field} must be one of {options}, got {getattr(self, field)!r}")
+
+    @property
+    def batch_spec(self) -> EditSpec:
+        """What these settings ask of the collator."""
+        return EditSpec(probability=self.probability, views=1)
+
+
+@dataclass
+class EditingConfig(CopyConfig):
+    """Settings of an objective whose texts a generator edits.
+
+    Arguments:
         generator: name or path of a masked LM with the encoder's vocabulary; None is the checkpoint that the encoder
             comes from. ``from_backbone`` writes it here; the generator itself is never saved.
         edit_scope: the generator fills the ``masked`` places, or ``all`` of the sentence's tokens anew.
@@ -24,7 +53,6 @@ class EditingConfig(ObjectiveConfig):
         generator_dropout: the generator's own dropout is on in training.
     """
 
-    probability: float = 0.30
     generator: str | None = None
     edit_scope: str = "masked"
     edit_sampling: str = "sample"
@@ -37,20 +65,9 @@ class EditingConfig(ObjectiveConfig):
         "edit_operation": ("replace", "insert", "delete", "all"),
     }
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.probability < 1:
-            raise ValueError(f"{self.name}_probability must lie between 0 and 1, got {self.probability!r}")
-        for field, allowed in self._allowed.items():
-            value = getattr(self, field)
-            if value not in allowed:
-                options = ", ".join(map(repr, allowed))
-                raise ValueError(f"{self.name}_{field} must be one of {options}, got {value!r}")
-
     @property
     def batch_spec(self) -> EditSpec:
-        """What these settings ask of the collator."""
-        return EditSpec(probability=self.probability, views=1, operation=self.edit_operation)
+        return replace(super().batch_spec, operation=self.edit_operation)
 
     def complete(self, name_or_path: str) -> None:
         """Settle the generator and check its vocabulary against that of the encoder's checkpoint.
@@ -64,43 +81,53 @@ class EditingConfig(ObjectiveConfig):
 
 
 @dataclass
-class ReplacedTokenDetectionConfig(EditingConfig):
-    """Settings of :class:`ReplacedTokenDetection`.
+class ConditionedConfig(CopyConfig):
+    """Settings of an objective that reads a copy of a text together with a sentence's vector.
 
     Arguments:
-        weight: λ (Table 8).
-        condition: what the discriminator sees of the sentence: ``z`` (projected) or ``h`` (the pooled state).
-        condition_sentence: which sentence is edited: the ``same`` that conditions, the ``next`` one of the text (the
+        condition: the vector: ``z`` (projected) or ``h`` (the pooled state).
+        condition_sentence: which sentence is copied: the ``same`` that conditions, the ``next`` one of the text (the
             corpus's last column) or ``both`` (Table 3).
-        rtd_positions: the loss is a mean over the ``real`` tokens (the sentence's own that are not special), or
-            ``all``, padding and special tokens included.
-        discriminator: name or path of its first weights, any encoder with the vocabulary; None is the checkpoint that
-            the encoder comes from.
-        discriminator_config: of another discriminator; written by ``from_backbone``.
-        views: 2 edits both views' texts, each with its own vector; 1 only the first's.
+        views: 2 copies both views' texts, each with its own vector; 1 only the first's.
     """
 
-    name: ClassVar[str] = "rtd"
-    weight: float = 0.005
     condition: str = "z"
     condition_sentence: str = "same"
-    rtd_positions: str = "real"
-    discriminator: str | None = None
-    discriminator_config: dict | None = None
     views: int = 2
 
     _allowed: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **EditingConfig._allowed,
         "condition": ("z", "h"),
         "condition_sentence": ("same", "next", "both"),
-        "rtd_positions": ("real", "all"),
         "views": (1, 2),
     }
 
     @property
     def batch_spec(self) -> EditSpec:
-        text = {"same": "own"}.get(self.condition_sentence, self.condition_sentence)
-        return EditSpec(probability=self.probability, views=self.views, operation=self.edit_operation, text=text)
+        text = "own" if self.condition_sentence == "same" else self.condition_sentence
+        return replace(super().batch_spec, views=self.views, text=text)
+
+
+@dataclass
+class ReplacedTokenDetectionConfig(ConditionedConfig, EditingConfig):
+    """Settings of :class:`ReplacedTokenDetection`, besides those of :class:`EditingConfig` and
+    :class:`ConditionedConfig`.
+
+    Arguments:
+        weight: λ (Table 8).
+        rtd_positions: the loss is a mean over the ``real`` tokens (the sentence's own that are not special), or
+            ``all``, padding and special tokens included.
+        discriminator: name or path of its first weights, any encoder with the vocabulary; None is the checkpoint that
+            the encoder comes from.
+        discriminator_config: of another discriminator; written by ``from_backbone``.
+    """
+
+    name: ClassVar[str] = "rtd"
+    weight: float = 0.005
+    rtd_positions: str = "real"
+    discriminator: str | None = None
+    discriminator_config: dict | None = None
+
+    _allowed: ClassVar[dict[str, tuple[Any, ...]]] = {"rtd_positions": ("real", "all")}
 
     def complete(self, name_or_path: str) -> None:
         super().complete(name_or_path)
@@ -108,6 +135,30 @@ class ReplacedTokenDetectionConfig(EditingConfig):
             check_same_vocabulary(name_or_path, str(self.discriminator), f"{self.name}_discriminator")
             self.discriminator_config = AutoConfig.from_pretrained(self.discriminator).to_dict()
             self.discriminator_config.pop("_name_or_path", None)
+
+
+@dataclass
+class ConditionalMaskedLMConfig(ConditionedConfig):
+    """Settings of :class:`ConditionalMaskedLM` (Table 3). The paper gives no weight: the default is λ of DiffCSE."""
+
+    name: ClassVar[str] = "conditional_mlm"
+    weight: float = 0.005
+
+
+@dataclass
+class CorrectiveLMConfig(ConditionedConfig, EditingConfig):
+    """Settings of :class:`CorrectiveLM` (Table 3). The paper gives neither weight; an inserted or deleted token has no
+    original to recover, so the only edit is ``replace``.
+
+    Arguments:
+        copy_weight: of the copy mechanism's loss beside the language model's; 50 in COCO-LM.
+    """
+
+    name: ClassVar[str] = "corrective_lm"
+    weight: float = 0.005
+    copy_weight: float = 50.0
+
+    _allowed: ClassVar[dict[str, tuple[Any, ...]]] = {"edit_operation": ("replace",)}
 
 
 @dataclass
@@ -123,10 +174,7 @@ class EditedContrastConfig(EditingConfig):
     probability: float = 0.15
     use_edited_as: str = "negative"
 
-    _allowed: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **EditingConfig._allowed,
-        "use_edited_as": ("positive", "negative"),
-    }
+    _allowed: ClassVar[dict[str, tuple[Any, ...]]] = {"use_edited_as": ("positive", "negative")}
 
 
 class DiffCSEConfig(CSEConfig):

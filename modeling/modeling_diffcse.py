@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig, PreTrainedConfig
 
-from .conditional_encoder import ConditionalEncoder
+from .conditional_encoder import ConditionalEncoder, conditions
 from .configuration_diffcse import DiffCSEConfig, EditedContrastConfig, ReplacedTokenDetectionConfig
 from .distributed import gather_rows, rank, token_mean
 from .generator import Generator
@@ -97,9 +97,7 @@ class ReplacedTokenDetection(EditingObjective):
         self, views: Views, batch: dict[str, Tensor], encode: Encode
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         edited_RK, mask_RK, labels_RK = self.edited(batch)
-        vectors_VBH = (views.z if self.config.condition == "z" else views.h)[: self.config.views]
-        vectors = vectors_VBH.flatten(0, 1)
-        vectors_RH = vectors.repeat(len(edited_RK) // len(vectors), 1)  # twice for the same and the next sentence
+        vectors_RH = conditions(views, self.config.condition, self.config.views, len(edited_RK))
         states, labels = self.discriminator(edited_RK, mask_RK, vectors_RH).flatten(0, 1), labels_RK.flatten()
         if self.config.rtd_positions == "real":
             scored = batch["rtd_scored"]

@@ -1,5 +1,6 @@
 """Objectives and methods by name: the one place where a saved config or a command line finds its classes."""
 
+from .conditional_lm import ConditionalMaskedLM, CorrectiveLM
 from .masked_lm import MaskedLM
 from .modeling_cse import CSEModel
 from .modeling_diffcse import DiffCSEModel, EditedContrast, ReplacedTokenDetection
@@ -12,6 +13,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "mlm": MaskedLM,
     "rtd": ReplacedTokenDetection,
     "edited": EditedContrast,
+    "conditional_mlm": ConditionalMaskedLM,
+    "corrective_lm": CorrectiveLM,
 }
 
 METHODS: dict[str, type[CSEModel]] = {

@@ -4,7 +4,7 @@ Shape suffixes: N rows, L tokens of the texts, K tokens of the copies, U units (
 those that have no room are left out).
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,27 +22,22 @@ def edited_copy(
     spec: EditSpec,
     vocabulary: MaskingVocabulary,
     *,
-    seed: int,
-    epoch: int,
-    index: np.ndarray | Sequence[int],
-    view: np.ndarray | Sequence[int],
-    name: str,
     max_length: int,
     pad_id: int,
     multiple: int = 1,
+    **draws: Any,
 ) -> dict[str, np.ndarray]:
     """The copies that :class:`EditSpec` describes, by its keys without the name.
 
     Arguments:
-        ids_NL, maskable_NL, spec, vocabulary, seed, epoch, index, view, name: as of ``masking.masked_copy``.
+        ids_NL, maskable_NL, spec, vocabulary: as of ``masking.masked_copy``.
         lengths_N: tokens of each row, special ones included.
         max_length: tokens of a copy; where insertions exceed it, the sentence loses its end.
         pad_id, multiple: of the padding.
+        draws: seed, epoch, index, view and name, as of ``masking.masked_copy``.
     """
     L = ids_NL.shape[1]
-    chosen_NL, keys_NL = choose(
-        ids_NL, maskable_NL, spec.probability, vocabulary, seed=seed, epoch=epoch, index=index, view=view, name=name
-    )
+    chosen_NL, keys_NL = choose(ids_NL, maskable_NL, spec.probability, vocabulary, **draws)
     replaced_NL, inserted_NL, deleted_NL = operations(chosen_NL, keys_NL, spec.operation)
     new_NL = ids_NL.copy()
     new_NL[replaced_NL] = disguise(ids_NL[replaced_NL], keys_NL[replaced_NL], spec, vocabulary)
@@ -58,29 +53,26 @@ def edited_copy(
     new_U[1:] = source_U[1:] == source_U[:-1]
     kept_U = with_room(source_U // L, maskable_NL.reshape(-1)[source_U], max_length)
     source_U, new_U = source_U[kept_U], new_U[kept_U]
-
-    row_U = source_U // L
-    sizes_N = np.bincount(row_U, minlength=len(ids_NL))
+    sizes_N = np.bincount(source_U // L, minlength=len(ids_NL))
     K = -(-int(sizes_N.max(initial=1)) // multiple) * multiple
-    place_U = row_U * K + np.arange(len(row_U)) - (np.cumsum(sizes_N) - sizes_N)[row_U]
+    place_U = source_U // L * K + np.arange(len(source_U)) - (np.cumsum(sizes_N) - sizes_N)[source_U // L]
 
-    def at(flags_NL: np.ndarray) -> np.ndarray:
-        return flags_NL.reshape(-1)[source_U] & ~new_U
+    def places(flags_NL: np.ndarray) -> np.ndarray:
+        return place_U[flags_NL.reshape(-1)[source_U] | new_U]
 
-    def laid_out(values_U: np.ndarray) -> np.ndarray:
+    def laid_out(values_NL: np.ndarray, inserted: int) -> np.ndarray:
         flat = np.full(len(ids_NL) * K, pad_id, dtype=np.int64)
-        flat[place_U] = values_U
+        flat[place_U] = np.where(new_U, inserted, values_NL.reshape(-1)[source_U])
         return flat.reshape(-1, K)
 
     mask_id = pad_id if vocabulary.mask_id is None else vocabulary.mask_id  # no insertion without a mask token
-    lost_U = new_U | at(bereft_NL)
     return {
-        "input_ids": laid_out(np.where(new_U, mask_id, new_NL.reshape(-1)[source_U])),
+        "input_ids": laid_out(new_NL, mask_id),
         "attention_mask": (np.arange(K) < sizes_N[:, None]).astype(np.int64),
-        "originals": laid_out(np.where(lost_U, EDITED, ids_NL.reshape(-1)[source_U])),
-        "positions": place_U[at(replaced_NL) | new_U],
-        "own": place_U[at(maskable_NL & ~vocabulary.special[ids_NL]) | new_U],
-        "scored": place_U[at(scored_NL) | new_U],
+        "originals": laid_out(np.where(bereft_NL, EDITED, ids_NL), EDITED),
+        "positions": places(replaced_NL),
+        "own": places(maskable_NL & ~vocabulary.special[ids_NL]),
+        "scored": places(scored_NL),
     }
 
 

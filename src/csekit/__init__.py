@@ -13,6 +13,10 @@ _PUBLIC: dict[str, str] = {
         (
             "CSEConfig",
             "CSEModel",
+            "ConditionalMaskedLM",
+            "ConditionalMaskedLMConfig",
+            "CorrectiveLM",
+            "CorrectiveLMConfig",
             "DiffCSEConfig",
             "DiffCSEModel",
             "EditedContrast",

@@ -253,9 +253,25 @@ def _pool(pooling: str, states: tuple[Tensor, ...]) -> Tensor:
     return sum(state[t] for state in chosen for t in range(len(state))) / (len(chosen) * len(chosen[0]))
 
 
+def _conditioned(encoder: Any, ids: Tensor, mask: Tensor, vector: Tensor) -> Tensor:
+    """One row through BERT, the output of its embedding layer replaced at position 0."""
+    states = encoder.embeddings(input_ids=ids[None])
+    states = torch.cat([vector[None, None], states[:, 1:]], dim=1)
+    additive = (1.0 - mask.double())[None, None, None] * -1e30
+    for layer in encoder.encoder.layer:
+        states = layer(states, attention_mask=additive)
+        states = states if torch.is_tensor(states) else states[0]
+    return states[0]
+
+
 @pytest.fixture(scope="session")
 def naive() -> SimpleNamespace:
     """The papers' formulas as loops."""
     return SimpleNamespace(
-        cosine=_cosine, info_nce=_info_nce, squared_norm=_squared_norm, token_loss=_token_loss, pool=_pool
+        cosine=_cosine,
+        info_nce=_info_nce,
+        squared_norm=_squared_norm,
+        token_loss=_token_loss,
+        pool=_pool,
+        conditioned=_conditioned,
     )

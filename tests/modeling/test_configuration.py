@@ -118,7 +118,9 @@ def test_flat_names_are_what_can_be_set():
     assert names["mlm_weight"] is float and names["reconstruction"] is str
     assert "mlm_probability" not in names
     assert InforMinConfig.flat_names(["mlm"])["mlm_views"] is int
-    for name in InforMinConfig.flat_names(list(OBJECTIVES)):
+    own = {"reconstruction", "mlm"}
+    assert "rtd_discriminator_config" not in InforMinConfig.flat_names(["rtd"])  # no plain value
+    for name in InforMinConfig.flat_names(list(own)).keys() - {f"{other}_weight" for other in OBJECTIVES.keys() - own}:
         assert hasattr(InforMinConfig(mlm_weight=0.1), name), name
 
 

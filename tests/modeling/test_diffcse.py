@@ -37,18 +37,7 @@ def naive_edit(plain, batch, config, dropout):
     return edited, mask
 
 
-def naive_states(encoder, ids, mask, vector):
-    """One row through BERT, the output of its embedding layer replaced at position 0."""
-    states = encoder.embeddings(input_ids=ids[None])
-    states = torch.cat([vector[None, None], states[:, 1:]], dim=1)
-    additive = (1.0 - mask.double())[None, None, None] * -1e30
-    for layer in encoder.encoder.layer:
-        states = layer(states, attention_mask=additive)
-        states = states if torch.is_tensor(states) else states[0]
-    return states[0]
-
-
-def naive_rtd(model, plain, batch, dropout=False):
+def naive_rtd(naive, model, plain, batch, dropout=False):
     """λ · mean over tokens of −log D(was it replaced? | x″, vector), and the accuracies."""
     objective, config = model.objectives["rtd"], model.objectives["rtd"].config
     columns = [
@@ -60,7 +49,7 @@ def naive_rtd(model, plain, batch, dropout=False):
     edited, mask = naive_edit(plain, batch, config, dropout)
     total, count, hits = 0.0, 0, {0: [], 1: []}
     for row in range(len(edited)):
-        states = naive_states(objective.discriminator.model, edited[row], mask[row], vectors[row])
+        states = naive.conditioned(objective.discriminator.model, edited[row], mask[row], vectors[row])
         for place in range(edited.shape[1]):
             counted = config.rtd_positions == "all" or row * edited.shape[1] + place in batch["rtd_scored"]
             if not counted:
@@ -93,7 +82,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_against_the_paper_s_computation(checkpoint, batch_of, setting):
+def test_against_the_paper_s_computation(checkpoint, batch_of, naive, setting):
     fields = {"rtd_weight": 0.7, **SETTINGS[setting]}
     model = exact(DiffCSEModel.from_backbone(checkpoint("bert"), **fields))
     twin = copy.deepcopy(model)
@@ -102,7 +91,7 @@ def test_against_the_paper_s_computation(checkpoint, batch_of, setting):
     torch.manual_seed(3)
     found, metrics = term(model, batch)
     torch.manual_seed(3)
-    expected, accuracies = naive_rtd(twin, plain, batch, dropout=setting == "released")
+    expected, accuracies = naive_rtd(naive, twin, plain, batch, dropout=setting == "released")
     found["rtd"].backward()
     expected.backward()
     torch.testing.assert_close(found["rtd"].double(), expected, rtol=1e-6, atol=1e-8)  # the cross-entropy is in fp32
@@ -269,6 +258,8 @@ def test_settings():
     assert DiffCSEConfig().projector == "batchnorm"
     config = DiffCSEConfig(**RELEASED, rtd_weight=0.01)
     assert (config.edit_scope, config.rtd_rtd_positions, config.rtd_weight) == ("all", "all", 0.01)
+    config = DiffCSEConfig(generator="some-masked-lm")
+    assert config.get_text_config() is config  # regression: the Trainer took the name for a config
     for field, value, allowed in [
         ("edit_scope", "some", "'masked', 'all'"),
         ("edit_operation", "swap", "'replace', 'insert', 'delete', 'all'"),
