@@ -26,7 +26,7 @@ class CopyConfig(ObjectiveConfig):
         super().__post_init__()
         if not 0 < self.probability < 1:
             raise ValueError(f"{self.name}_probability must lie between 0 and 1, got {self.probability!r}")
-        allowed = {}
+        allowed: dict[str, tuple[Any, ...]] = {}
         for kind in reversed(type(self).__mro__):
             allowed |= vars(kind).get("_allowed", {})
         for field, values in allowed.items():
