@@ -7,6 +7,7 @@ import torch
 
 from csekit.modeling import METHODS, DiffCSEConfig
 from csekit.trainers import parse_run_arguments
+from csekit.trainers.runs import without_folders
 
 PRESETS = sorted((Path(__file__).parents[2] / "examples" / "configs").glob("diffcse-*.yaml"))
 
@@ -27,6 +28,13 @@ def test_diffcse_trains_and_logs(small_run, tmp_path):
     assert folder == tmp_path / "run"
     again = METHODS["diffcse"].from_pretrained(folder / "training", training=True)
     assert all(torch.equal(value, after[name]) for name, value in again.named_parameters())
+
+
+def test_a_results_file_names_networks_without_their_folders(small_backbone):
+    model = METHODS["diffcse"].from_backbone(small_backbone, discriminator=str(small_backbone))
+    told = without_folders(model.config.to_dict()["objectives"][0])
+    assert told["generator"] == told["discriminator"] == small_backbone.name
+    assert told["probability"] == 0.3 and "/" not in str(told)
 
 
 def test_the_trainer_fetches_the_generator(small, small_backbone, tmp_path):
