@@ -2,16 +2,25 @@
 
 from transformers import AutoConfig, AutoModel
 
+from .conditional_lm import ConditionalMaskedLM, CorrectiveLM
 from .configuration_cse import CSEConfig
+from .configuration_diffcse import (
+    ConditionalMaskedLMConfig,
+    CorrectiveLMConfig,
+    DiffCSEConfig,
+    EditedContrastConfig,
+    ReplacedTokenDetectionConfig,
+)
 from .configuration_infocse import AuxiliaryMaskedLMConfig, InfoCSEConfig
 from .configuration_informin import InforMinConfig, ReconstructionConfig
 from .configuration_simcse import SimCSEConfig
 from .masked_lm import MaskedLM, MaskedLMConfig
 from .modeling_cse import CSEModel
+from .modeling_diffcse import DiffCSEModel, EditedContrast, ReplacedTokenDetection
 from .modeling_infocse import AuxiliaryMaskedLM, InfoCSEModel
 from .modeling_informin import InforMinModel, Reconstruction
 from .modeling_simcse import SimCSEModel
-from .objectives import Encode, MaskingSpec, Objective, ObjectiveConfig, Views
+from .objectives import EditSpec, Encode, MaskingSpec, Objective, ObjectiveConfig, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .registry import METHODS, OBJECTIVES
 
@@ -26,7 +35,16 @@ __all__ = [
     "AuxiliaryMaskedLMConfig",
     "CSEConfig",
     "CSEModel",
+    "ConditionalMaskedLM",
+    "ConditionalMaskedLMConfig",
     "ContrastiveOutput",
+    "CorrectiveLM",
+    "CorrectiveLMConfig",
+    "DiffCSEConfig",
+    "DiffCSEModel",
+    "EditSpec",
+    "EditedContrast",
+    "EditedContrastConfig",
     "Encode",
     "InfoCSEConfig",
     "InfoCSEModel",
@@ -39,6 +57,8 @@ __all__ = [
     "ObjectiveConfig",
     "Reconstruction",
     "ReconstructionConfig",
+    "ReplacedTokenDetection",
+    "ReplacedTokenDetectionConfig",
     "SentenceEmbeddingOutput",
     "SimCSEConfig",
     "SimCSEModel",

@@ -158,7 +158,8 @@ class CSEConfig(PreTrainedConfig):
         own = [objective.name for objective in cls.default_objectives()] if objectives is None else objectives
         names: dict[str, type] = {f"{name}_weight": float for name in OBJECTIVES}
         for name in own:
-            for field, kind in OBJECTIVES[name].config_class.field_types().items():
+            plain = OBJECTIVES[name].config_class.field_types().items()
+            for field, kind in ((field, kind) for field, kind in plain if kind is not dict):
                 names[f"{name}_{field}"] = kind
                 if field != "weight":
                     names.setdefault(field, kind)
@@ -190,6 +191,10 @@ class CSEConfig(PreTrainedConfig):
     def hidden_size(self) -> int:
         """H, the encoder's."""
         return int(self.encoder_config.hidden_size)
+
+    def get_text_config(self, *args: Any, **kwargs: Any) -> "CSEConfig":
+        """Itself. Transformers would take a flat field of an objective called ``generator`` for a config."""
+        return self
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

@@ -59,11 +59,11 @@ def sum_over_processes(value: Tensor) -> Tensor:
     return value if world_size() == 1 else _Sum.apply(value)
 
 
-def token_mean(total: Tensor, count: int) -> Tensor:
+def token_mean(total: Tensor, count: int | Tensor) -> Tensor:
     """Mean over the tokens of all processes of a loss summed over this one's: DDP's averaging is undone, so that every
-    token weighs the same wherever it stands. No token at all gives 0."""
+    token weighs the same wherever it stands. No token at all gives 0. A count that is a tensor stays on its device."""
     if world_size() == 1:
-        return total / max(count, 1)
-    tokens = torch.tensor(float(count), device=total.device)
+        return total / (count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1))
+    tokens = count.float().clone() if isinstance(count, Tensor) else torch.tensor(float(count), device=total.device)
     dist.all_reduce(tokens)
     return total * world_size() / tokens.clamp_min(1)

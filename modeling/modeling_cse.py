@@ -105,6 +105,8 @@ class CSEModel(PreTrainedModel):
             for field in dropout_fields(encoder_config):
                 setattr(encoder_config, field, dropout)
         model_config = cls.config_class(encoder_config=encoder_config, **config)
+        for settings in model_config.objectives:
+            settings.complete(name_or_path)
         if model_config.prompt_template is not None:
             tokenizer = tokenizer or AutoTokenizer.from_pretrained(name_or_path)
             model_config.prompt_mask_offset = sentence_frame(tokenizer, model_config.prompt_template).mask_offset
@@ -174,7 +176,8 @@ class CSEModel(PreTrainedModel):
             return self.embed(input_ids, attention_mask)
         views = self.encode_views(input_ids, attention_mask)
         terms, metrics = self.contrast(views)
-        encode = Encode(self.backbone, cast(Tensor, self.backbone.get_input_embeddings().weight))
+        words = cast(Tensor, self.backbone.get_input_embeddings().weight)
+        encode = Encode(self.backbone, words, self.project, self.config.temperature)
         for objective in self.auxiliaries():
             more, diagnostics = objective(views, copies, encode)
             terms, metrics = terms | more, metrics | diagnostics
@@ -195,6 +198,10 @@ class CSEModel(PreTrainedModel):
         h, last_hidden_state = self.pooled(input_ids_NL, attention_mask_NL)
         embedding = self.projector(h) if self.config.projector_at_inference else h
         return SentenceEmbeddingOutput(sentence_embedding=embedding, last_hidden_state=last_hidden_state)
+
+    def project(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
+        """z (N, H) of texts beside the views; batch statistics are their own."""
+        return self.projector(self.pooled(input_ids_NL, attention_mask_NL)[0])
 
     def encode_views(self, input_ids_BCL: Tensor, attention_mask_BCL: Tensor) -> Views:
         """All views in one pass, view-major; a single column is encoded twice under dropout."""

@@ -4,6 +4,7 @@ Shape suffixes: B sentences of a batch, V views, N = V·B rows (view-major: all 
 L tokens, M masked positions, H hidden size, E embedding size of the vocabulary.
 """
 
+import typing
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
@@ -37,6 +38,41 @@ class MaskingSpec:
     mask_share: float = 0.8
     random_share: float = 0.1
 
+    @property
+    def further_columns(self) -> int:
+        """How many columns behind the contrastive ones the corpus must have."""
+        return 0
+
+
+@dataclass(frozen=True)
+class EditSpec(MaskingSpec):
+    """Copies that an objective will edit: masked places to fill, and what stood where before.
+
+    The collator adds, for an objective named ``rtd``, R = V·B rows (2·V·B for ``text="both"``), K tokens of their own
+    length, all int64:
+
+    - ``rtd_input_ids``, ``rtd_attention_mask`` (R, K): the copies, never longer than the length limit.
+    - ``rtd_originals`` (R, K): the ids of the unedited text. -100 where a token counts as edited whatever stands
+      there: an inserted one, and the one that follows a deletion.
+    - ``rtd_positions`` (M,): the places to fill, in the flattened (R·K) copies, ascending.
+    - ``rtd_own``: the places of the sentence's own tokens that are not special, inserted ones included.
+    - ``rtd_scored``: these and, where tokens are deleted, the one behind the sentence: the last may be missing.
+
+    Arguments:
+        operation: what happens to a chosen token: ``replace`` (as :class:`MaskingSpec` says), ``insert`` (a mask token
+            behind it, at the expense of the sentence's end where there is no room), ``delete``, or ``all`` (one of the
+            three, with equal probability).
+        text: which text is copied: ``own`` (the view's), ``next`` (the corpus's last column, which is then none of the
+            contrastive ones) or ``both`` (all rows of ``own``, then all of ``next``).
+    """
+
+    operation: str = "replace"
+    text: str = "own"
+
+    @property
+    def further_columns(self) -> int:
+        return int(self.text != "own")
+
 
 @dataclass
 class ObjectiveConfig:
@@ -52,10 +88,17 @@ class ObjectiveConfig:
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, **asdict(self)}
 
+    def complete(self, name_or_path: str) -> None:
+        """Settle what the checkpoint that the backbone comes from decides. Called by ``from_backbone``, before the
+        model is built."""
+
     @classmethod
     def field_types(cls) -> dict[str, type]:
-        """The fields by name, with their types (plain ones: float, int, str, bool)."""
-        return {field.name: field.type for field in fields(cls)}  # type: ignore[misc]
+        """The fields by name, with their types: float, int, str, bool, what may also be None left open; dict for those
+        that a command line cannot set."""
+        hints = typing.get_type_hints(cls)
+        kinds = {field.name: typing.get_args(hints[field.name]) or (hints[field.name],) for field in fields(cls)}
+        return {name: kind[0] if kind[0] in (float, int, str, bool) else dict for name, kind in kinds.items()}
 
     @classmethod
     def field_names(cls) -> set[str]:
@@ -86,10 +129,14 @@ class Encode:
     Arguments:
         backbone: what is called.
         word_embeddings: (vocabulary, E) its input embedding matrix, for tied output layers.
+        project: texts to projected embeddings: ``project(input_ids (N, L), attention_mask (N, L))`` gives z (N, H).
+        temperature: τ of the contrast.
     """
 
     backbone: Callable[..., Any]
     word_embeddings: torch.Tensor
+    project: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    temperature: float = 0.05
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         return self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from csekit.modeling.objectives import MaskingSpec
-from csekit.modeling.tokenization import pad, tokenize
+from csekit.modeling.objectives import EditSpec, MaskingSpec
+from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize
+from csekit.trainers.editing import edited_copy
 from csekit.trainers.masking import MaskingVocabulary, check_spec, masked_copy
 
 
@@ -21,7 +22,8 @@ class CSECollator:
     Arguments:
         tokenizer: with a padding token; padding goes to the right whatever its own side is.
         max_seq_length: tokens, special tokens and template included. A longer sentence loses its end.
-        batch_specs: masked copies to add, by objective name.
+        batch_specs: masked or edited copies to add, by objective name. Where one of them wants a further column, the
+            last text of a row is that and none of the contrastive ones.
         seed: of the masking. With the items' ``epoch`` and ``index`` it fixes every masked token.
         prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``; never truncated, never masked.
         pad_to_multiple_of: round the length L up.
@@ -66,19 +68,23 @@ class CSECollator:
             - ``index`` (B,) int64 sample indices; ``return_loss`` True.
             - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
               ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
-              independent of each other; with C > 1 view v is column v. V = min(views, 2 or C).
+              independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). What an ``EditSpec``
+              brings, its own docstring says.
 
         Raises:
-            ValueError: rows with different numbers of texts.
+            ValueError: rows with different numbers of texts, or without the further column that a spec wants.
         """
         B, C = len(rows), len(rows[0]["texts"])
         if any(len(row["texts"]) != C for row in rows):
             raise ValueError(
                 f"all rows of a batch must hold {C} texts, got {sorted({len(row['texts']) for row in rows})}"
             )
-        columns = [row["texts"][c] for c in range(C) for row in rows]
-        tokens = tokenize(self.tokenizer, columns, self.max_seq_length, self.prompt_template)
-        padded = pad(self.tokenizer, tokens.input_ids, self.pad_to_multiple_of)
+        texts = [row["texts"][c] for c in range(C) for row in rows]
+        further = max((spec.further_columns for spec in self.batch_specs.values()), default=0)
+        if (C := C - further) < 1:
+            raise ValueError(f"batch_specs want {further} further column, the rows hold {C + further} text")
+        tokens = tokenize(self.tokenizer, texts, self.max_seq_length, self.prompt_template)
+        padded = pad(self.tokenizer, tokens.input_ids[: C * B], self.pad_to_multiple_of)
         index_B = np.fromiter((row["index"] for row in rows), dtype=np.int64, count=B)
         batch: dict[str, Any] = {
             "input_ids": padded["input_ids"].view(C, B, -1).transpose(0, 1).contiguous(),
@@ -87,31 +93,64 @@ class CSECollator:
             "return_loss": True,
         }
         if self.batch_specs:
-            ids = padded["input_ids"].numpy()  # (C·B, L)
-            places = np.arange(ids.shape[1])
-            maskable = (places >= np.array(tokens.first)[:, None]) & (places < np.array(tokens.last)[:, None])
+            own, epoch = self._rows(tokens, range(C * B)), int(rows[0]["epoch"])
             if C == 1:
-                ids, maskable = np.concatenate([ids, ids]), np.concatenate([maskable, maskable])
+                own = tuple(np.concatenate([part, part]) for part in own)
+            after = self._rows(tokens, range(C * B, len(texts))) if further else None
             for name, spec in self.batch_specs.items():
-                batch |= self._copies(name, spec, ids, maskable, index_B, int(rows[0]["epoch"]))
+                if isinstance(spec, EditSpec):
+                    named = self._edits(name, spec, own, after, index_B, epoch)
+                else:
+                    named = self._copies(name, spec, own, index_B, epoch)
+                batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
         return batch
 
+    def _rows(self, tokens: TokenizedTexts, chosen: range) -> tuple[np.ndarray, ...]:
+        """Padded ids (N, L), what may be masked (N, L) bool, and lengths (N,) of some of the texts."""
+        ids = pad(self.tokenizer, [tokens.input_ids[i] for i in chosen], self.pad_to_multiple_of)["input_ids"].numpy()
+        places = np.arange(ids.shape[1])
+        first, last = (np.array([ends[i] for i in chosen])[:, None] for ends in (tokens.first, tokens.last))
+        lengths = np.array([len(tokens.input_ids[i]) for i in chosen])
+        return ids, (places >= first) & (places < last), lengths
+
     def _copies(
-        self, name: str, spec: MaskingSpec, ids: np.ndarray, maskable: np.ndarray, index_B: np.ndarray, epoch: int
-    ) -> dict[str, torch.Tensor]:
-        """The masked copies of one objective; ``ids`` and ``maskable`` are (all views · B, L), view-major."""
+        self, name: str, spec: MaskingSpec, own: Any, index_B: np.ndarray, epoch: int
+    ) -> dict[str, np.ndarray]:
+        """The masked copies of one objective; ``own`` are the rows of all views, view-major."""
+        ids, maskable, _ = own
         B = len(index_B)
         V = min(spec.views, len(ids) // B)
-        copies, positions, labels = masked_copy(
-            ids[: V * B],
-            maskable[: V * B],
+        draws = self._draws(name, epoch, index_B, V)
+        copies = masked_copy(ids[: V * B], maskable[: V * B], spec, self.vocabulary, **draws)
+        return dict(zip(("input_ids", "positions", "labels"), copies, strict=True))
+
+    def _edits(
+        self, name: str, spec: EditSpec, own: Any, after: Any, index_B: np.ndarray, epoch: int
+    ) -> dict[str, np.ndarray]:
+        """The edited copies of one objective; ``after`` are the rows of the further column."""
+        B = len(index_B)
+        V = min(spec.views, len(own[0]) // B)
+        blocks = [] if spec.text == "next" else [[part[: V * B] for part in own]]
+        if spec.text != "own":
+            blocks.append([np.concatenate([part] * V) for part in after])
+        widest = max(ids.shape[1] for ids, _, _ in blocks)
+        for block in blocks:
+            for part in (0, 1):
+                block[part] = np.pad(block[part], ((0, 0), (0, widest - block[part].shape[1])))
+        ids, maskable, lengths = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        return edited_copy(
+            ids,
+            maskable,
+            lengths,
             spec,
             self.vocabulary,
-            seed=self.seed,
-            epoch=epoch,
-            index=np.tile(index_B, V),
-            view=np.repeat(np.arange(V), B),
-            name=name,
+            **self._draws(name, epoch, index_B, len(ids) // B),
+            max_length=self.max_seq_length,
+            pad_id=int(self.tokenizer.pad_token_id),
+            multiple=self.pad_to_multiple_of or 1,
         )
-        named = {"input_ids": copies, "positions": positions, "labels": labels}
-        return {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
+
+    def _draws(self, name: str, epoch: int, index_B: np.ndarray, V: int) -> dict[str, Any]:
+        """What the draws of V views, view-major, depend on."""
+        view = np.repeat(np.arange(V), len(index_B))
+        return {"seed": self.seed, "epoch": epoch, "index": np.tile(index_B, V), "view": view, "name": name}

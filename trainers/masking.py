@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from csekit.modeling.objectives import MaskingSpec
+from csekit.modeling.objectives import EditSpec, MaskingSpec
 
+OPERATIONS, INSERTING, DELETING = ("replace", "insert", "delete", "all"), ("insert", "all"), ("delete", "all")
+TEXTS = ("own", "next", "both")
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -113,10 +115,14 @@ def check_spec(name: str, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> N
             f"{name}: mask_share and random_share must be at least 0 and together at most 1, "
             f"got {spec.mask_share} and {spec.random_share}"
         )
-    if spec.mask_share > 0 and spec.probability > 0 and vocabulary.mask_id is None:
+    inserts = isinstance(spec, EditSpec) and spec.operation in INSERTING
+    if (spec.mask_share > 0 or inserts) and spec.probability > 0 and vocabulary.mask_id is None:
         raise ValueError(
             f"{name}: mask_share={spec.mask_share} needs a tokenizer with a mask token, this one has none"
         )
+    for field, allowed in (("operation", OPERATIONS), ("text", TEXTS)) if isinstance(spec, EditSpec) else ():
+        if getattr(spec, field) not in allowed:
+            raise ValueError(f"{name}: {field} must be one of {allowed}, got {getattr(spec, field)!r}")
 
 
 def masked_copy(
@@ -147,12 +153,36 @@ def masked_copy(
         copies (N, L) int64; positions (M,) int64 of the chosen tokens in the flattened copies, ascending; labels (M,)
         int64, the original ids there. M may be 0.
     """
-    keys_N = fold(row_keys(seed, epoch, index, f"mask/{name}"), np.asarray(view, dtype=np.int64).astype(np.uint64))
-    keys_NL = fold(keys_N[:, None], np.arange(ids_NL.shape[1], dtype=np.uint64))
-    chosen_NL = maskable_NL & ~vocabulary.special[ids_NL] & (unit(keys_NL) < spec.probability)
+    chosen_NL, keys_NL = choose(
+        ids_NL, maskable_NL, spec.probability, vocabulary, seed=seed, epoch=epoch, index=index, view=view, name=name
+    )
     positions_M = np.flatnonzero(chosen_NL).astype(np.int64)
     labels_M = ids_NL.reshape(-1)[positions_M]
-    keys_M = keys_NL.reshape(-1)[positions_M]
+    copies_NL = ids_NL.copy()
+    copies_NL.reshape(-1)[positions_M] = disguise(labels_M, keys_NL.reshape(-1)[positions_M], spec, vocabulary)
+    return copies_NL, positions_M, labels_M
+
+
+def choose(
+    ids_NL: np.ndarray,
+    maskable_NL: np.ndarray,
+    probability: float,
+    vocabulary: MaskingVocabulary,
+    *,
+    seed: int,
+    epoch: int,
+    index: np.ndarray | Sequence[int],
+    view: np.ndarray | Sequence[int],
+    name: str,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens are chosen, (N, L) bool, and each token's key, (N, L) uint64; arguments as :func:`masked_copy`."""
+    keys_N = fold(row_keys(seed, epoch, index, f"mask/{name}"), np.asarray(view, dtype=np.int64).astype(np.uint64))
+    keys_NL = fold(keys_N[:, None], np.arange(ids_NL.shape[1], dtype=np.uint64))
+    return maskable_NL & ~vocabulary.special[ids_NL] & (unit(keys_NL) < probability), keys_NL
+
+
+def disguise(labels_M: np.ndarray, keys_M: np.ndarray, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> np.ndarray:
+    """What stands in the place of M chosen tokens: the mask token, a random one or themselves, (M,) int64."""
     fate_M = unit(fold(keys_M, np.array([1], dtype=np.uint64)))
     draw_M = unit(fold(keys_M, np.array([2], dtype=np.uint64)))
     new_M = labels_M.copy()
@@ -160,6 +190,4 @@ def masked_copy(
     new_M[to_random] = vocabulary.ordinary[(draw_M[to_random] * len(vocabulary.ordinary)).astype(np.int64)]
     if vocabulary.mask_id is not None:
         new_M[fate_M < spec.mask_share] = vocabulary.mask_id
-    copies_NL = ids_NL.copy()
-    copies_NL.reshape(-1)[positions_M] = new_M
-    return copies_NL, positions_M, labels_M
+    return new_M

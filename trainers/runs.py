@@ -108,6 +108,15 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float | bool | type(None)) and not os.path.isabs(str(value))
 
 
+def without_folders(fields: dict[str, Any]) -> dict[str, Any]:
+    """Names of networks without the folders of this machine, and without their whole configurations."""
+    return {
+        name: Path(value).name if isinstance(value, str) and os.path.exists(value) else value
+        for name, value in fields.items()
+        if not isinstance(value, dict)
+    }
+
+
 def history(trainer: CSETrainer) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """(evaluations, training log) of a run, from the trainer's state, without prefixes, to 6 significant digits."""
     evaluations, log = [], []
@@ -132,6 +141,7 @@ def run_results(
     metric = trainer.args.metric_for_best_model if trainer.args.load_best_model_at_end else None
     config = trainer.model.config.to_diff_dict()
     kept = {name: value for name, value in config.items() if name not in ("encoder_config", "transformers_version")}
+    kept["objectives"] = [without_folders(objective) for objective in kept.get("objectives", [])]
     encoder = trainer.model.config.encoder_config
     return {
         "name": Path(str(trainer.args.output_dir)).resolve().name,

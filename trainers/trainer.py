@@ -330,7 +330,13 @@ def isolated_rng(seed: int) -> Iterator[None]:
 def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -> None:
     """Refuse what cannot work before anything long starts. Raises ValueError."""
     dropout = dropout_fields(model.config.encoder_config)
-    if len(corpus.columns) == 1 and not any(dropout.values()):
+    further = max((spec.further_columns for spec in model.batch_specs.values()), default=0)
+    if len(corpus.columns) <= further:
+        raise ValueError(
+            f"the objectives want a further column behind the sentence's, {corpus.name} has only "
+            f"{', '.join(corpus.columns)}"
+        )
+    if len(corpus.columns) - further == 1 and not any(dropout.values()):
         raise ValueError(
             f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
             "set dropout, e.g. --dropout 0.1, or give pairs"

@@ -36,6 +36,13 @@ KNOWN = {
     "aux_mlm_views": int,
     "aux_mlm_gradient": str,
     "aux_mlm_head_init": str,
+    "rtd_weight": float,
+    "rtd_probability": float,
+    "rtd_generator": str,
+    "rtd_edit_scope": str,
+    "rtd_edit_sampling": str,
+    "rtd_generator_dropout": bool,
+    "rtd_positions": str,
 }
 
 
@@ -45,7 +52,8 @@ def test_a_preset_names_its_table_and_has_known_keys(path: Path) -> None:
     preset = yaml.safe_load(text)
     assert next(iter(preset)) == "method"
     backbone = preset["model_name_or_path"].removesuffix("-uncased")
-    assert path.stem.startswith(preset["method"]) and path.stem.removesuffix("-released").endswith(backbone)
+    stem = path.stem.removesuffix("-released").removesuffix("-transfer")
+    assert path.stem.startswith(preset["method"]) and stem.endswith(backbone)
     assert "Table" in text[: text.index("method:")]
     for key, value in preset.items():
         assert type(value) is KNOWN[key], f"{key}: {value!r}"  # 3e-5 without a dot is a string in YAML
@@ -75,6 +83,17 @@ def test_every_published_setting_has_a_preset() -> None:
         assert (got["projector"], got["per_device_train_batch_size"]) == ("batchnorm", 64)
         found = [got[f"aux_mlm_{field}"] for field in ("probability", "gradient", "head_init", "weight")]
         assert (got["learning_rate"], got["num_train_epochs"], *found) == (*own, 1e-5)
+    published = {  # learning rate, batch, λ, masking ratio: DiffCSE's Tables 12 and 13
+        "diffcse-bert-base": (7e-6, 64, 0.005, 0.30),
+        "diffcse-bert-base-released": (7e-6, 64, 0.005, 0.30),
+        "diffcse-roberta-base": (1e-5, 64, 0.005, 0.20),
+        "diffcse-bert-base-transfer": (2e-6, 64, 0.05, 0.15),
+        "diffcse-roberta-base-transfer": (3e-6, 128, 0.05, 0.15),
+    }
+    names = ("learning_rate", "per_device_train_batch_size", "rtd_weight", "rtd_probability")
+    for name, wanted in published.items():
+        assert tuple(presets[name][key] for key in names) == wanted
+        assert presets[name]["num_train_epochs"] == 2 and presets[name]["projector"] == "batchnorm"
     for name, preset in presets.items():
         assert ("mlm" in name) == ("mlm_weight" in preset)
         assert ("mse" in name) == (preset.get("reconstruction") == "mse")

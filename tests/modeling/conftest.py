@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, Pre
 
 from csekit.modeling import InfoCSEModel
 from csekit.modeling.auxiliary_head import AuxiliaryHead, lower_layers
+from csekit.trainers.collator import CSECollator
 
 VOCABULARY, HIDDEN, POSITIONS = 97, 16, 40
 _SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "hidden_size": HIDDEN}
@@ -182,6 +183,28 @@ def make_batch() -> Callable[..., dict[str, Tensor]]:
     return make
 
 
+EDIT_TEXTS = [
+    ["w1 w2 w3 w4 w5 w6", "w7 w8"],
+    ["w9 w10", "w11 w12 w13 unknown w14 w15 w16 w17"],
+    ["w18 w19 w20 w21 w22", "w23"],
+    ["w24", "w25 w26 w27 [MASK] w28"],
+    ["w29 w30 w31 w32 w33 w34 w35 w36", "w37 w38 w39 w40"],
+]
+
+
+@pytest.fixture(scope="session")
+def batch_of() -> Callable[..., dict[str, Tensor]]:
+    """``batch_of(model, family="bert")``: five pairs, so that views differ without dropout, with the copies that the
+    model's objectives want; at most 12 tokens a row."""
+
+    def make(model: Any, family: str = "bert") -> dict[str, Tensor]:
+        collator = CSECollator(_tokenizer(family), 12, model.batch_specs)
+        batch = collator([{"texts": texts, "index": i, "epoch": 0} for i, texts in enumerate(EDIT_TEXTS)])
+        return {name: value for name, value in batch.items() if name not in ("index", "return_loss")}
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def add_copies() -> Callable[..., dict[str, Tensor]]:
     """``add_copies(batch, views, share, name="mlm")``: the masked copies of an objective, all by mask id 4."""
@@ -274,9 +297,25 @@ def _pool(pooling: str, states: tuple[Tensor, ...]) -> Tensor:
     return sum(state[t] for state in chosen for t in range(len(state))) / (len(chosen) * len(chosen[0]))
 
 
+def _conditioned(encoder: Any, ids: Tensor, mask: Tensor, vector: Tensor) -> Tensor:
+    """One row through BERT, the output of its embedding layer replaced at position 0."""
+    states = encoder.embeddings(input_ids=ids[None])
+    states = torch.cat([vector[None, None], states[:, 1:]], dim=1)
+    additive = (1.0 - mask.double())[None, None, None] * -1e30
+    for layer in encoder.encoder.layer:
+        states = layer(states, attention_mask=additive)
+        states = states if torch.is_tensor(states) else states[0]
+    return states[0]
+
+
 @pytest.fixture(scope="session")
 def naive() -> SimpleNamespace:
     """The papers' formulas as loops."""
     return SimpleNamespace(
-        cosine=_cosine, info_nce=_info_nce, squared_norm=_squared_norm, token_loss=_token_loss, pool=_pool
+        cosine=_cosine,
+        info_nce=_info_nce,
+        squared_norm=_squared_norm,
+        token_loss=_token_loss,
+        pool=_pool,
+        conditioned=_conditioned,
     )

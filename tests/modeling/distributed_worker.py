@@ -12,13 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import BertConfig
+from transformers import BertConfig, BertForMaskedLM
 
 from csekit.modeling import CSEConfig, CSEModel
 from csekit.modeling.distributed import gather_rows, sum_over_processes, token_mean
 
 WORLD, B, L = 2, 4, 8  # B rows of each process
 RAGGED = [(1, 2, 3, 17, 33, 41, 57), (5, 50)]
+RTD = {"columns": 2, "projector": "batchnorm", "rtd_weight": 1.0, "edit_sampling": "argmax"}
+EDITED = {"columns": 2, "edited_weight": 1.0, "edit_sampling": "argmax"}
 CASES: dict[str, dict[str, Any]] = {
     "pairs": {"columns": 2},
     "triplets": {"columns": 3, "hard_negative_weight": 0.7},
@@ -37,6 +39,11 @@ CASES: dict[str, dict[str, Any]] = {
     "aux_mlm_one_view": {"columns": 2, "aux_mlm_weight": 0.5, "aux_mlm_views": 1, "masked": [(1, 9, 31), (17,)]},
     "aux_mlm_alone": {"columns": 2, "aux_mlm_weight": 0.5, "contrastive_weight": 0.0, "masked": [(9,), ()]},
     "both": {"columns": 2, "aux_mlm_weight": 0.5, "mlm_weight": 0.1, "contrastive_weight": 2.0, "masked": RAGGED},
+    "rtd": {**RTD, "masked": [(1, 9, 10, 37, 60), ()]},
+    "rtd_ragged": {**RTD, "masked": [(1, 2, 3, 17, 33, 41, 57), (5, 50)], "condition": "h"},
+    "rtd_released": {**RTD, "masked": [(1, 2, 3), (9,)], "edit_scope": "all", "rtd_positions": "all"},
+    "edited_negative": {**EDITED, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "negative"},
+    "edited_positive": {**EDITED, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "positive"},
 }
 
 
@@ -54,7 +61,7 @@ def batch_of(
     rank: int | None, columns: int, masked: list[tuple[int, ...]] | None, views: dict[str, int]
 ) -> dict[str, Tensor]:
     """The rows of one process, or all. ``masked`` are positions in the flattened copies (2·B·L) of each process, for
-    the objectives of ``views``."""
+    the objectives of ``views``; of ``edited`` those in the first view."""
     full = joined_batch(columns)
     ranks = range(WORLD) if rank is None else [rank]
     rows = torch.cat([torch.arange(r * B, (r + 1) * B) for r in ranks])
@@ -69,13 +76,16 @@ def batch_of(
         chosen = torch.tensor(sorted(positions), dtype=torch.int64)
         copies = ids.flatten().index_fill(0, chosen, 4).view_as(ids)
         labels = ids.flatten()[chosen]
-        batch |= {f"{name}_input_ids": copies, f"{name}_positions": chosen, f"{name}_labels": labels}
+        mask = batch["attention_mask"][:, :count].transpose(0, 1).flatten(0, 1)
+        own = (mask * (torch.arange(L) > 0)).flatten().nonzero().squeeze(1)
+        values = {"input_ids": copies, "attention_mask": mask, "originals": ids}
+        values |= {"positions": chosen, "labels": labels, "own": own, "scored": own}
+        batch |= {f"{name}_{key}": value for key, value in values.items()}
     return batch
 
 
-def run(rank: int | None, columns: int, masked: Any = None, **fields: Any) -> dict[str, Any]:
-    """Two steps of one case, on the rows of one process or (None) on all, without DDP."""
-    encoder = BertConfig(
+def encoder_config() -> BertConfig:
+    return BertConfig(
         vocab_size=64,
         hidden_size=16,
         num_hidden_layers=1,
@@ -86,8 +96,22 @@ def run(rank: int | None, columns: int, masked: Any = None, **fields: Any) -> di
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
+
+
+def write_generator(folder: Path) -> None:
+    torch.manual_seed(11)
+    BertForMaskedLM(encoder_config()).save_pretrained(folder)
+
+
+def run(rank: int | None, generator: Path, columns: int, masked: Any = None, **fields: Any) -> dict[str, Any]:
+    """Two steps of one case, on the rows of one process or (None) on all, without DDP."""
+    encoder = encoder_config()
     torch.manual_seed(7)
     model = CSEModel(CSEConfig(encoder_config=encoder, **{"temperature": 0.2, **fields})).train()
+    for objective in model.config.objectives:
+        if hasattr(objective, "generator"):
+            objective.generator = str(generator)
+    model.load_frozen()
     module = model if rank is None else DistributedDataParallel(model, find_unused_parameters=False)
     batch = batch_of(rank, columns, masked, {name: spec.views for name, spec in model.batch_specs.items()})
     for _ in range(2):
@@ -129,7 +153,7 @@ def main(rank: int, port: str, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
     results: dict[str, Any] = {"collectives": collectives(rank)}
     for name, case in CASES.items():
-        results[name] = run(rank, **case)
+        results[name] = run(rank, Path(folder) / "generator", **case)
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 

@@ -148,6 +148,7 @@ def test_flat_names_are_what_can_be_set():
         alone = CSEConfig(objectives=[objective])
         for name in CSEConfig.flat_names([objective]):
             assert hasattr(every if name.endswith("_weight") else alone, name), name
+    assert "rtd_discriminator_config" not in InforMinConfig.flat_names(["rtd"])  # no plain value
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -21,6 +21,7 @@ CASES = list(worker.CASES)
 def results(tmp_path_factory) -> dict[str, Any]:
     """What each case gives: in this process on the joined batch (``-``), and in two (``0``, ``1``)."""
     folder = tmp_path_factory.mktemp("distributed")
+    worker.write_generator(folder / "generator")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -30,7 +31,7 @@ def results(tmp_path_factory) -> dict[str, Any]:
         subprocess.Popen(each, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for each in arguments
     ]
     try:
-        one = {name: worker.run(None, **case) for name, case in worker.CASES.items()}
+        one = {name: worker.run(None, folder / "generator", **case) for name, case in worker.CASES.items()}
         for process in processes:
             printed, _ = process.communicate(timeout=120)
             assert process.returncode == 0, printed.decode()
@@ -69,7 +70,8 @@ def test_running_statistics_equal_one_process(results, case):
 def test_diagnostics_average_to_those_of_one_process(results, case):
     one, two = results["-"][case]["metrics"], [results[rank][case]["metrics"] for rank in ("0", "1")]
     averaged = {"positive_cosine", "negative_cosine", "alignment", "mlm_accuracy"}
-    for name in (averaged | {"aux_mlm_accuracy", "aux_mlm_cross_entropy"}) & one.keys():
+    averaged |= {"aux_mlm_accuracy", "aux_mlm_cross_entropy", "rtd_accuracy_replaced", "rtd_accuracy_kept"}
+    for name in averaged & one.keys():
         close((two[0][name] + two[1][name]) / 2, one[name], name)
     close(two[0]["identical_texts"] + two[1]["identical_texts"], one["identical_texts"], "identical_texts")
     assert one["identical_texts"] == 2
@@ -87,6 +89,15 @@ def test_ragged_token_counts(results):
     assert results["1"]["aux_mlm_alone"]["loss_dict"].keys() == {"aux_mlm"}  # no contrast: its projector is frozen
     assert results["1"]["aux_mlm_alone"]["loss_dict"]["aux_mlm"] == 0
     assert not any(name.startswith("projector") for name in results["1"]["aux_mlm_alone"]["gradients"])
+
+
+def test_replaced_and_kept_tokens(results):
+    """The generator changes tokens on both processes, so that the cases are about something."""
+    for case in ("rtd", "rtd_ragged", "rtd_released"):
+        metrics = [results[rank][case]["metrics"] for rank in "-01"]
+        assert all(each["rtd_accuracy_replaced"] + each["rtd_accuracy_kept"] > 0 for each in metrics)
+        assert results["-"][case]["loss_dict"]["rtd"] > 0
+    assert results["-"]["edited_negative"]["loss_dict"]["edited"] > 0
 
 
 def test_collectives_by_hand(results):
