@@ -1,12 +1,14 @@
 """Models, losses and objectives. Importing this registers the methods with ``AutoConfig`` and ``AutoModel``."""
 
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForPreTraining
 
 from .configuration_cse import CSEConfig
+from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
 from .configuration_informin import InforMinConfig, ReconstructionConfig
 from .configuration_simcse import SimCSEConfig
 from .masked_lm import MaskedLM, MaskedLMConfig
 from .modeling_cse import CSEModel
+from .modeling_infocse_pretraining import InfoCSEForPreTraining, PretrainingOutput
 from .modeling_informin import InforMinModel, Reconstruction
 from .modeling_simcse import SimCSEModel
 from .objectives import Encode, MaskingSpec, Objective, ObjectiveConfig, Views
@@ -16,6 +18,8 @@ from .registry import METHODS, OBJECTIVES
 for _model in METHODS.values():
     AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
     AutoModel.register(_model.config_class, _model, exist_ok=True)
+AutoConfig.register(InfoCSEPretrainingConfig.model_type, InfoCSEPretrainingConfig, exist_ok=True)
+AutoModelForPreTraining.register(InfoCSEPretrainingConfig, InfoCSEForPreTraining, exist_ok=True)
 
 __all__ = [
     "METHODS",
@@ -24,6 +28,8 @@ __all__ = [
     "CSEModel",
     "ContrastiveOutput",
     "Encode",
+    "InfoCSEForPreTraining",
+    "InfoCSEPretrainingConfig",
     "InforMinConfig",
     "InforMinModel",
     "MaskedLM",
@@ -31,6 +37,7 @@ __all__ = [
     "MaskingSpec",
     "Objective",
     "ObjectiveConfig",
+    "PretrainingOutput",
     "Reconstruction",
     "ReconstructionConfig",
     "SentenceEmbeddingOutput",

@@ -71,6 +71,22 @@ class AuxiliaryHead(nn.Module):
     def forward(self, states_NLH: Tensor, mask_NL: Tensor) -> Tensor:
         return self.model(inputs_embeds=states_NLH, attention_mask=mask_NL).last_hidden_state
 
+    def copy_top_layers(self, encoder: PreTrainedModel) -> None:
+        """Start as the encoder's last layers, with what stands beside its list of layers (relative positions).
+
+        Raises:
+            ValueError: the encoder has fewer layers than the head.
+        """
+        theirs, own = layer_list(encoder), self.layers
+        if len(own) > len(theirs):
+            raise ValueError(f"a head of {len(own)} layers cannot start from the {len(theirs)} of the encoder")
+        for layer, source in zip(own, theirs[-len(own) :], strict=True):
+            layer.load_state_dict(source.state_dict())
+        prefix = next(name for name, module in self.model.named_modules() if module is own) + "."
+        beside = {name for name in self.model.state_dict() if not name.startswith(prefix)}
+        state = {name: value for name, value in encoder.state_dict().items() if name in beside}
+        self.model.load_state_dict(state, strict=False)
+
     def save(self, checkpoint: str | Path) -> None:
         """Write the head into the subfolder of a checkpoint."""
         folder = Path(checkpoint) / FOLDER
