@@ -1,6 +1,6 @@
 """Stage 1 of InfoCSE: what the masked language model with an auxiliary head is made of (Wu et al. 2022, §3.1)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -20,7 +20,7 @@ class InfoCSEPretrainingConfig(PreTrainedConfig):
     """
 
     model_type = "infocse_pretraining"
-    sub_configs = {"encoder_config": AutoConfig}
+    sub_configs: ClassVar[dict[str, Any]] = {"encoder_config": AutoConfig}
 
     encoder_config: Any = None
     objective: str = "condenser"
