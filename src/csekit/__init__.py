@@ -13,6 +13,8 @@ _PUBLIC: dict[str, str] = {
         (
             "CSEConfig",
             "CSEModel",
+            "InfoCSEForPreTraining",
+            "InfoCSEPretrainingConfig",
             "InforMinConfig",
             "InforMinModel",
             "MaskedLM",
@@ -27,7 +29,17 @@ _PUBLIC: dict[str, str] = {
         "csekit.modeling",
     ),
     **dict.fromkeys(
-        ("CSECollator", "CSETrainer", "CSETrainingArguments", "Corpus", "load_corpus"),
+        (
+            "CSECollator",
+            "CSETrainer",
+            "CSETrainingArguments",
+            "Corpus",
+            "PretrainingArguments",
+            "PretrainingTrainer",
+            "load_corpus",
+            "pack",
+            "train_tokenizer",
+        ),
         "csekit.trainers",
     ),
     **dict.fromkeys(
