@@ -1,4 +1,4 @@
-"""examples/run_pretrain.py from a text file to a checkpoint that loads everywhere, from nothing and from a checkpoint."""
+"""examples/run_pretrain.py from a text file to a checkpoint that loads everywhere: from nothing, from a checkpoint."""
 
 import json
 import os

@@ -163,7 +163,7 @@ def test_the_run_folder_is_a_checkpoint_that_goes_on(tokenizer: PreTrainedTokeni
 
 
 def test_both_terms_learn_what_the_context_tells(tmp_path: Path) -> None:
-    """Each sentence repeats one word of eight: by frequencies alone one mask in eight is guessed, at a loss of ln 8."""
+    """A sentence repeats one word of eight: by frequencies alone one mask in eight is guessed, at a loss of ln 8."""
     words = ["ant", "bee", "cow", "dog", "elk", "fox", "gnu", "hen"]
     texts = [" ".join([words[i * i % 7 + i % 2]] * 6) for i in range(160)]
     tokenizer = train_tokenizer(texts, 60)
