@@ -1,6 +1,6 @@
 """Models, losses and objectives. Importing this registers the methods with ``AutoConfig`` and ``AutoModel``."""
 
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForPreTraining
 
 from .conditional_lm import ConditionalMaskedLM, CorrectiveLM
 from .configuration_cse import CSEConfig
@@ -12,12 +12,14 @@ from .configuration_diffcse import (
     ReplacedTokenDetectionConfig,
 )
 from .configuration_infocse import AuxiliaryMaskedLMConfig, InfoCSEConfig
+from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
 from .configuration_informin import InforMinConfig, ReconstructionConfig
 from .configuration_simcse import SimCSEConfig
 from .masked_lm import MaskedLM, MaskedLMConfig
 from .modeling_cse import CSEModel
 from .modeling_diffcse import DiffCSEModel, EditedContrast, ReplacedTokenDetection
 from .modeling_infocse import AuxiliaryMaskedLM, InfoCSEModel
+from .modeling_infocse_pretraining import InfoCSEForPreTraining, PretrainingOutput
 from .modeling_informin import InforMinModel, Reconstruction
 from .modeling_simcse import SimCSEModel
 from .objectives import EditSpec, Encode, MaskingSpec, Objective, ObjectiveConfig, Views
@@ -27,6 +29,8 @@ from .registry import METHODS, OBJECTIVES
 for _model in METHODS.values():
     AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
     AutoModel.register(_model.config_class, _model, exist_ok=True)
+AutoConfig.register(InfoCSEPretrainingConfig.model_type, InfoCSEPretrainingConfig, exist_ok=True)
+AutoModelForPreTraining.register(InfoCSEPretrainingConfig, InfoCSEForPreTraining, exist_ok=True)
 
 __all__ = [
     "METHODS",
@@ -47,7 +51,9 @@ __all__ = [
     "EditedContrastConfig",
     "Encode",
     "InfoCSEConfig",
+    "InfoCSEForPreTraining",
     "InfoCSEModel",
+    "InfoCSEPretrainingConfig",
     "InforMinConfig",
     "InforMinModel",
     "MaskedLM",
@@ -55,6 +61,7 @@ __all__ = [
     "MaskingSpec",
     "Objective",
     "ObjectiveConfig",
+    "PretrainingOutput",
     "Reconstruction",
     "ReconstructionConfig",
     "ReplacedTokenDetection",

@@ -87,7 +87,7 @@ def fold(linear: nn.Linear, norm: nn.BatchNorm1d) -> nn.Linear:
     return folded
 
 
-def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path, limit: int) -> None:
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path, limit: int) -> None:
     """Save a copy with this length limit, without the truncation and padding of the caller's last call."""
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_max_length = limit
@@ -114,7 +114,7 @@ def export_encoder(model: "CSEModel", path: Path, tokenizer: PreTrainedTokenizer
     check_exportable(model.config.pooling, model.config.prompt_template)
     limit = length_limit(model.backbone, tokenizer)
     model.backbone.save_pretrained(path)
-    _save_tokenizer(tokenizer, path, limit)
+    save_tokenizer(tokenizer, path, limit)
     for stale in path.glob("[0-9]_Dense"):
         shutil.rmtree(stale)
 

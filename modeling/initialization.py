@@ -188,6 +188,12 @@ def near_identity_attention_(
         layer = cast(BertLayer, layer)
         _add_identity(layer.attention.self.value, value)
         _add_identity(layer.attention.output.dense, output)
+    near_identity_transform_(model, head)
+
+
+@torch.no_grad()
+def near_identity_transform_(model: nn.Module, head: float = 1.0) -> None:
+    """Add an identity to the transform of a BERT masked-LM head, where the model has one."""
     predictions = getattr(getattr(model, "cls", None), "predictions", None)
     if predictions is not None:
         _add_identity(predictions.transform.dense, head)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForMaskedLM, PreTrainedConfig
+from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from .distributed import token_mean
@@ -87,6 +87,18 @@ class MaskedLMHead(nn.Module):
         matrix_VE = cast(Tensor, word_embeddings_VE) if self.decoder is None else self.decoder.weight
         return F.linear(transformed, matrix_VE, self.bias)
 
+    def init_from(self, name_or_path: str) -> None:
+        """Copy the head of a checkpoint; one without a masked-LM head gives a new head, and a warning."""
+        missing = self.load_from(name_or_path)
+        if missing:
+            logger.warning("%s has no masked-LM head (%s): the head of 'mlm' starts random.", name_or_path, missing[0])
+
+    def copy_to(self, masked_lm: PreTrainedModel) -> None:
+        """Copy the head into a whole ``…ForMaskedLM`` of its family."""
+        masked_lm.load_state_dict(self.model.state_dict(), strict=False)
+        if self.bias is not None:
+            masked_lm.get_output_embeddings().bias.data.copy_(self.bias.data)
+
     def load_from(self, name_or_path: str) -> list[str]:
         """Copy the head of a masked-LM checkpoint. Returns the names of weights that the checkpoint lacks.
 
@@ -130,9 +142,7 @@ class MaskedLM(Objective):
         return MaskingSpec(probability=self.config.probability, views=self.config.views)
 
     def init_from_checkpoint(self, name_or_path: str) -> None:
-        missing = self.head.load_from(name_or_path)
-        if missing:
-            logger.warning("%s has no masked-LM head (%s): the head of 'mlm' starts random.", name_or_path, missing[0])
+        self.head.init_from(name_or_path)
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode

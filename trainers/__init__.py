@@ -1,18 +1,28 @@
 """Training: corpora, collator, arguments and the trainer."""
 
-from .arguments import CSETrainingArguments
+from .arguments import CSETrainingArguments, PretrainingArguments
+from .base_trainer import NonFiniteLossError
 from .collator import CSECollator
 from .corpora import Corpus, load_corpus
+from .packing import Blocks, PretrainingCollator, pack
+from .pretraining import PretrainingTrainer
 from .run_arguments import RunArguments, parse_run_arguments
-from .trainer import CSETrainer, NonFiniteLossError
+from .tokenizer_training import train_tokenizer
+from .trainer import CSETrainer
 
 __all__ = [
+    "Blocks",
     "CSECollator",
     "CSETrainer",
     "CSETrainingArguments",
     "Corpus",
     "NonFiniteLossError",
+    "PretrainingArguments",
+    "PretrainingCollator",
+    "PretrainingTrainer",
     "RunArguments",
     "load_corpus",
+    "pack",
     "parse_run_arguments",
+    "train_tokenizer",
 ]

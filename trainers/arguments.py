@@ -7,35 +7,22 @@ from transformers import TrainingArguments
 
 
 @dataclass
-class CSETrainingArguments(TrainingArguments):
-    """``TrainingArguments`` with two own fields and other defaults. ``output_dir`` is the run's folder: its root
-    becomes the exported encoder, ``training/`` holds checkpoints and trainer state.
+class RunTrainingArguments(TrainingArguments):
+    """``TrainingArguments`` as every training here wants them. ``output_dir`` is the run's folder: its root becomes
+    the exported model, ``training/`` holds checkpoints and trainer state.
 
     Defaults that differ, and why:
 
-    - ``learning_rate`` 3e-5, ``per_device_train_batch_size`` 64, ``num_train_epochs`` 1: SimCSE's BERT-base setting;
-      linear decay, no warm-up, no weight decay, clipping at 1.0 and seed 42 are Transformers' defaults already.
-    - evaluation and checkpoint every 125 steps and after the last one, the best by STS-B dev restored at the end,
-      best and last kept (``save_total_limit`` 2): the papers' selection. ``save_steps`` follows ``eval_steps``.
+    - evaluation and checkpoint at the same steps and after the last one, best and last kept (``save_total_limit`` 2);
+      ``save_steps`` follows ``eval_steps``.
     - ``logging_steps`` 25, ``logging_nan_inf_filter`` off: the filter waits for the device at every step; a loss that
       is not finite is found when it is logged, and stops the run.
-    - ``do_predict``: the test sets are scored once, at the end. A search over settings turns it off.
     - ``remove_unused_columns`` off (the collator reads rows as they are), ``ddp_find_unused_parameters`` off (there
       are none), no dispatching of batches (positions of masked tokens cannot be sliced over processes), ``use_cpu``
       where there is no accelerator (bf16 on CPU asks for it).
     """
 
-    max_seq_length: int = field(default=32, metadata={"help": "Tokens of a training sentence, special ones included."})
-    label_free_samples: int = field(
-        default=256,
-        metadata={"help": "Training sentences that the label-free criteria are computed on; 0: none."},
-    )
-
-    do_predict: bool = field(default=True, metadata={"help": "Score the test sets at the end."})
     output_dir: str = field(default="runs/csekit", metadata={"help": "The run's folder."})
-    learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate."})
-    per_device_train_batch_size: int = field(default=64, metadata={"help": "Sentences a step and process."})
-    num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the corpus."})
     eval_strategy: str = field(default="steps", metadata={"help": "When the dev set is evaluated."})
     eval_steps: float | None = field(default=125, metadata={"help": "Steps between evaluations."})
     save_strategy: str = field(default="steps", metadata={"help": "When checkpoints are written."})
@@ -43,14 +30,6 @@ class CSETrainingArguments(TrainingArguments):
         default=None, metadata={"help": "Steps between checkpoints; default: eval_steps."}
     )  # type: ignore[assignment]
     save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept: the best and the last."})
-    load_best_model_at_end: bool = field(default=True, metadata={"help": "Restore the best checkpoint at the end."})
-    metric_for_best_model: str | None = field(
-        default=None,
-        metadata={
-            "help": "stsb_spearman, dev_spearman, or one without labels: alignment, uniformity, effective_rank. "
-            "Default: the dev set's Spearman where there is a dev set, else the last checkpoint is kept."
-        },
-    )
     logging_steps: float = field(default=25, metadata={"help": "Steps between log entries, each their average."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Would wait for the device at every step."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "The collator reads rows as they are."})
@@ -60,14 +39,80 @@ class CSETrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        if self.max_seq_length < 3:
-            raise ValueError(f"max_seq_length must be at least 3, got {self.max_seq_length}")
-        if self.label_free_samples < 0 or self.label_free_samples == 1:
-            raise ValueError(f"label_free_samples must be 0 or at least 2, got {self.label_free_samples}")
         if str(self.resume_from_checkpoint).lower() in ("true", "false"):  # the command line has only text
             self.resume_from_checkpoint = str(self.resume_from_checkpoint).lower() == "true"  # type: ignore[assignment]
         if self.save_steps is None:
             self.save_steps = self.eval_steps or 500
-        self.select_last = self.metric_for_best_model is None  # until the trainer knows the dev set
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
+        super().__post_init__()
+
+
+@dataclass
+class CSETrainingArguments(RunTrainingArguments):
+    """Arguments of contrastive training: :class:`RunTrainingArguments` with two own fields and SimCSE's settings.
+
+    Defaults that differ from those of Transformers, and why:
+
+    - ``learning_rate`` 3e-5, ``per_device_train_batch_size`` 64, ``num_train_epochs`` 1: SimCSE's BERT-base setting;
+      linear decay, no warm-up, no weight decay, clipping at 1.0 and seed 42 are Transformers' defaults already.
+    - evaluation every 125 steps, the best by STS-B dev restored at the end: the papers' selection.
+    - ``do_predict``: the test sets are scored once, at the end. A search over settings turns it off.
+    """
+
+    max_seq_length: int = field(default=32, metadata={"help": "Tokens of a training sentence, special ones included."})
+    label_free_samples: int = field(
+        default=256,
+        metadata={"help": "Training sentences that the label-free criteria are computed on; 0: none."},
+    )
+
+    do_predict: bool = field(default=True, metadata={"help": "Score the test sets at the end."})
+    learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate."})
+    per_device_train_batch_size: int = field(default=64, metadata={"help": "Sentences a step and process."})
+    num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the corpus."})
+    load_best_model_at_end: bool = field(default=True, metadata={"help": "Restore the best checkpoint at the end."})
+    metric_for_best_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "stsb_spearman, dev_spearman, or one without labels: alignment, uniformity, effective_rank. "
+            "Default: the dev set's Spearman where there is a dev set, else the last checkpoint is kept."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_seq_length < 3:
+            raise ValueError(f"max_seq_length must be at least 3, got {self.max_seq_length}")
+        if self.label_free_samples < 0 or self.label_free_samples == 1:
+            raise ValueError(f"label_free_samples must be 0 or at least 2, got {self.label_free_samples}")
+        self.select_last = self.metric_for_best_model is None  # until the trainer knows the dev set
+        super().__post_init__()
+
+
+@dataclass
+class PretrainingArguments(RunTrainingArguments):
+    """Arguments of pre-training (stage 1 of InfoCSE, or a plain masked LM): :class:`RunTrainingArguments` with three
+    own fields and the paper's settings.
+
+    Defaults that differ from those of Transformers, and why:
+
+    - ``learning_rate`` 1e-4, ``weight_decay`` 0.01, ``warmup_steps`` 0.1 (a share), ``num_train_epochs`` 8: InfoCSE's
+      §4.2 and Condenser, on which it builds. Their batch is 1024 blocks, over all processes; 32 here fits anywhere.
+    - evaluation on the held-out text every 500 steps; the last checkpoint is the result.
+    """
+
+    block_length: int = field(default=128, metadata={"help": "Tokens of a block of packed text, [CLS] included."})
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of words (or tokens) to predict."})
+    whole_word_masking: bool = field(default=True, metadata={"help": "Mask all pieces of a word, or none."})
+
+    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Of matrices; biases and norms do not decay."})
+    warmup_steps: float = field(default=0.1, metadata={"help": "Steps of warm-up; below 1 a share of all steps."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Blocks a step and process."})
+    num_train_epochs: float = field(default=8.0, metadata={"help": "Passes over the corpus."})
+    eval_steps: float | None = field(default=500, metadata={"help": "Steps between evaluations."})
+
+    def __post_init__(self) -> None:
+        if self.block_length < 3:
+            raise ValueError(f"block_length must be at least 3, got {self.block_length}")
+        if not 0 < self.mlm_probability < 1:
+            raise ValueError(f"mlm_probability must lie between 0 and 1, got {self.mlm_probability}")
         super().__post_init__()

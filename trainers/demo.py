@@ -8,19 +8,27 @@ import hashlib
 import json
 import logging
 import os
+import random
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import BertConfig
+import numpy as np
+import torch
+from transformers import BertConfig, PrinterCallback, ProgressCallback
 
 from csekit import __version__
-from csekit.trainers.pretraining import pretrain_mlm, train_tokenizer
+from csekit.modeling import InfoCSEForPreTraining, InfoCSEPretrainingConfig
+from csekit.trainers.arguments import PretrainingArguments
+from csekit.trainers.packing import pack
+from csekit.trainers.pretraining import PretrainingTrainer, small_budget_init_
 from csekit.trainers.run_arguments import RunArguments
+from csekit.trainers.tokenizer_training import train_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -130,21 +138,22 @@ class DemoSettings:
     learning_rate: float = 1e-3
     batch_size: int = 16
     block_length: int = 64
+    objective: str = "condenser"
     seed: int = 0
 
 
 def demo_encoder(cache_dir: str | Path, settings: DemoSettings | None = None, progress: bool = True) -> Path:
     """Make the demo encoder, or find the one made before.
 
-    Tokenizer and masked language model are trained on `demo_sentences`, one sentence in twenty held out. The folder's
-    name is a hash of all that went in (version of this package, settings, sentences), and it appears complete or not
-    at all: it is written under another name first.
+    Tokenizer and encoder are trained on `demo_sentences`, one sentence in twenty held out, by stage 1 of InfoCSE.
+    The folder's name is a hash of all that went in (version of this package, settings, sentences), and it appears
+    complete or not at all: it is written under another name first.
 
     Arguments:
         cache_dir: the folder that holds such encoders; made where it does not exist.
 
     Returns:
-        A folder with a ``BertForMaskedLM``, its tokenizer, and ``sentences.txt``.
+        A folder with a ``BertForMaskedLM``, its tokenizer, the auxiliary head in a subfolder, and ``sentences.txt``.
     """
     settings = settings or DemoSettings()
     sentences = demo_sentences()
@@ -153,33 +162,10 @@ def demo_encoder(cache_dir: str | Path, settings: DemoSettings | None = None, pr
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     logger.info("training the demo encoder on %d sentences, once: %s", len(sentences), target)
-    heldout, train = sentences[::20], [text for index, text in enumerate(sentences) if index % 20]
-    tokenizer = train_tokenizer(train, settings.vocab_size)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=settings.hidden_size,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        intermediate_size=4 * settings.hidden_size,
-        max_position_embeddings=128,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = pretrain_mlm(
-        train,
-        tokenizer,
-        config,
-        settings.steps,
-        heldout=heldout,
-        learning_rate=settings.learning_rate,
-        batch_size=settings.batch_size,
-        block_length=settings.block_length,
-        seed=settings.seed,
-        progress=progress,
-    )
     part = Path(tempfile.mkdtemp(prefix=".demo-encoder-", dir=target.parent))
     try:
-        model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
+        with preserved_rng():
+            _pretrain(sentences, settings, part, progress)
         (part / "sentences.txt").write_text("\n".join(sentences) + "\n", encoding="utf-8")
         os.replace(part, target)
     except OSError:
@@ -188,6 +174,65 @@ def demo_encoder(cache_dir: str | Path, settings: DemoSettings | None = None, pr
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return target
+
+
+def _pretrain(sentences: list[str], settings: DemoSettings, folder: Path, progress: bool) -> None:
+    """Stage 1 of InfoCSE on the sentences, exported to a folder."""
+    heldout, train = sentences[::20], [text for index, text in enumerate(sentences) if index % 20]
+    tokenizer = train_tokenizer(train, settings.vocab_size)
+    encoder = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=4 * settings.hidden_size,
+        max_position_embeddings=128,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    blocks, unseen = (pack(texts, tokenizer, settings.block_length) for texts in (train, heldout))
+    torch.manual_seed(settings.seed)
+    model = InfoCSEForPreTraining(InfoCSEPretrainingConfig(encoder_config=encoder, objective=settings.objective))
+    small_budget_init_(model, blocks, tokenizer)
+    args = PretrainingArguments(
+        output_dir=str(folder / "unused"),
+        max_steps=settings.steps,
+        learning_rate=settings.learning_rate,
+        warmup_steps=0.05,
+        per_device_train_batch_size=settings.batch_size,
+        seed=settings.seed,
+        save_strategy="no",
+        eval_strategy="no",
+        logging_steps=100,
+        disable_tqdm=not progress,
+        report_to="none",
+        use_cpu=True,
+    )
+    trainer = PretrainingTrainer(model, args, blocks, tokenizer, unseen)
+    trainer.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
+    if progress:
+        trainer.add_callback(QuietProgress)
+    trainer.train()
+    logger.info("held-out masked LM of the demo encoder: %s", trainer.heldout_scores())
+    model.export_checkpoint(folder, tokenizer)
+
+
+class QuietProgress(ProgressCallback):
+    """The bar of the Trainer without its log entries."""
+
+    def on_log(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+@contextmanager
+def preserved_rng() -> Iterator[None]:
+    """The global random states of torch, numpy and Python are afterwards as before; a Trainer seeds all three."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _key(settings: DemoSettings, sentences: Sequence[str]) -> str:

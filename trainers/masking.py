@@ -136,6 +136,7 @@ def masked_copy(
     index: np.ndarray | Sequence[int],
     view: np.ndarray | Sequence[int],
     name: str,
+    words_NL: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Masked copies of N rows of token ids; the rows themselves stay as they are.
 
@@ -148,13 +149,24 @@ def masked_copy(
         maskable_NL: (N, L) bool, True at the sentence's own tokens: not at padding, not at a template.
         index, view: (N,) each: sample index and view of each row.
         name: the objective's name: objectives draw independently of each other.
+        words_NL: (N, L) int64, the number of the word in its row that a token is a piece of: the pieces of a word are
+            chosen together, and each then has its own fate. Default: every token is a word of its own.
 
     Returns:
         copies (N, L) int64; positions (M,) int64 of the chosen tokens in the flattened copies, ascending; labels (M,)
         int64, the original ids there. M may be 0.
     """
     chosen_NL, keys_NL = choose(
-        ids_NL, maskable_NL, spec.probability, vocabulary, seed=seed, epoch=epoch, index=index, view=view, name=name
+        ids_NL,
+        maskable_NL,
+        spec.probability,
+        vocabulary,
+        seed=seed,
+        epoch=epoch,
+        index=index,
+        view=view,
+        name=name,
+        words_NL=words_NL,
     )
     positions_M = np.flatnonzero(chosen_NL).astype(np.int64)
     labels_M = ids_NL.reshape(-1)[positions_M]
@@ -174,11 +186,13 @@ def choose(
     index: np.ndarray | Sequence[int],
     view: np.ndarray | Sequence[int],
     name: str,
+    words_NL: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which tokens are chosen, (N, L) bool, and each token's key, (N, L) uint64; arguments as :func:`masked_copy`."""
     keys_N = fold(row_keys(seed, epoch, index, f"mask/{name}"), np.asarray(view, dtype=np.int64).astype(np.uint64))
     keys_NL = fold(keys_N[:, None], np.arange(ids_NL.shape[1], dtype=np.uint64))
-    return maskable_NL & ~vocabulary.special[ids_NL] & (unit(keys_NL) < probability), keys_NL
+    choice_NL = keys_NL if words_NL is None else fold(keys_N[:, None], words_NL.astype(np.uint64))
+    return maskable_NL & ~vocabulary.special[ids_NL] & (unit(choice_NL) < probability), keys_NL
 
 
 def disguise(labels_M: np.ndarray, keys_M: np.ndarray, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> np.ndarray:

@@ -8,7 +8,7 @@ import difflib
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,10 +23,9 @@ from .arguments import CSETrainingArguments
 
 
 @dataclass
-class RunArguments:
-    """What to train, on what, and what to score."""
+class CorpusArguments:
+    """What every training script asks: the encoder, the corpus, the folder."""
 
-    method: str = field(default="simcse", metadata={"help": f"One of {', '.join(METHODS)}."})
     model_name_or_path: str | None = field(default=None, metadata={"help": "Encoder to start from: Hub id or folder."})
     train_file: str | None = field(
         default=None, metadata={"help": "Corpus: .txt (a sentence a line), .csv, .tsv, .json, .jsonl or .parquet."}
@@ -37,6 +36,22 @@ class RunArguments:
         metadata={"help": "Column of the sentence, or of sentence and positive, or of these and hard negative."},
     )
     max_train_samples: int | None = field(default=None, metadata={"help": "Use only the first rows of the corpus."})
+    dropout: float | None = field(default=None, metadata={"help": "All dropout rates of the encoder."})
+    overwrite: bool = field(
+        default=False, metadata={"help": "Replace the run that output_dir holds: its checkpoints are deleted."}
+    )
+
+    def check(self) -> None:
+        """Raise ValueError for what is missing or contradicts itself."""
+        if (self.train_file is None) == (self.dataset_name is None):
+            raise ValueError("give either --train_file or --dataset_name, got both or neither")
+
+
+@dataclass
+class RunArguments(CorpusArguments):
+    """What to train, on what, and what to score."""
+
+    method: str = field(default="simcse", metadata={"help": f"One of {', '.join(METHODS)}."})
     streaming: bool = field(default=False, metadata={"help": "Read the corpus as a stream; needs --max_steps."})
     dev_file: str | None = field(
         default=None, metadata={"help": "Scored pairs for selection (.tsv or .csv), instead of STS-B dev."}
@@ -53,10 +68,6 @@ class RunArguments:
         metadata={"help": "Folder with SentEval's layout: STS-B dev for selection, the seven STS test sets."},
     )
     text_form: str = field(default="tokenized", metadata={"help": "STS texts: tokenized (as the papers) or raw."})
-    dropout: float | None = field(default=None, metadata={"help": "All dropout rates of the encoder."})
-    overwrite: bool = field(
-        default=False, metadata={"help": "Replace the run that output_dir holds: its checkpoints are deleted."}
-    )
 
     @property
     def is_empty(self) -> bool:
@@ -67,8 +78,7 @@ class RunArguments:
         """Raise ValueError for what is missing or contradicts itself."""
         if self.model_name_or_path is None:
             raise ValueError("--model_name_or_path is missing: name an encoder, e.g. bert-base-uncased or a folder")
-        if (self.train_file is None) == (self.dataset_name is None):
-            raise ValueError("give either --train_file or --dataset_name, got both or neither")
+        super().check()
 
 
 def _plain_type(annotation: Any) -> type:
@@ -137,29 +147,91 @@ class _Parser(HfArgumentParser):
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
-def build_parser(method: str, objectives: list[str] | None) -> tuple[HfArgumentParser, set[str]]:
-    """The parser of a method, and the names of its config fields."""
-    kinds: Any = [RunArguments, CSETrainingArguments]
-    parser = _Parser(kinds, allow_abbrev=False)
+@dataclass(frozen=True)
+class ExtraFields:
+    """Names that a command line knows beside those of its dataclasses.
+
+    Arguments:
+        title: over their list in ``--help``.
+        types: by name.
+        lists: of these, the ones that take several words.
+        hint: what to say of an unknown name, or nothing.
+    """
+
+    title: str
+    types: dict[str, type]
+    lists: tuple[str, ...] = ()
+    hint: Callable[[str], str] = lambda name: ""
+
+
+def build_parser(kinds: Sequence[type], extra: ExtraFields | None = None) -> HfArgumentParser:
+    """The parser of some dataclasses and of further fields; of these, what nobody sets is left out of the result."""
+    parser = _Parser(list(kinds), allow_abbrev=False)  # type: ignore[arg-type]
     parser.add_argument("--config", help="Preset: a YAML file with these names; the command line wins.")
-    taken = {f.name for kind in (RunArguments, CSETrainingArguments) for f in fields(kind)}
-    own = {name: kind for name, kind in method_fields(method, objectives).items() if name not in taken}
-    group = parser.add_argument_group(f"fields of {METHODS[method].config_class.__name__}")
-    for name, kind in own.items():
-        options: dict[str, Any] = {"type": kind, "metavar": kind.__name__}
-        if kind is bool:
-            options = {"type": string_to_bool, "metavar": "bool", "nargs": "?", "const": True}
-        group.add_argument(f"--{name}", default=argparse.SUPPRESS, **options)
-    if METHODS[method].config_class is CSEConfig:
-        group.add_argument("--objectives", nargs="*", default=argparse.SUPPRESS, help="Auxiliary objectives by name.")
-        own["objectives"] = list
-    return parser, set(own)
+    if extra is not None:
+        group = parser.add_argument_group(extra.title)
+        for name, kind in extra.types.items():
+            options: dict[str, Any] = {"type": kind, "metavar": kind.__name__}
+            if kind is bool:
+                options = {"type": string_to_bool, "metavar": "bool", "nargs": "?", "const": True}
+            elif name in extra.lists:
+                options = {"nargs": "*"}
+            group.add_argument(f"--{name}", default=argparse.SUPPRESS, **options)
+    return parser
+
+
+def parse_arguments(
+    kinds: Sequence[type],
+    argv: Sequence[str] | None = None,
+    defaults: dict[str, Any] | None = None,
+    extra: Callable[[Sequence[str], dict[str, Any]], ExtraFields] | None = None,
+) -> tuple[Any, ...]:
+    """Parse the command line of a training script: defaults, below a preset (``--config``), below the words.
+
+    Arguments:
+        kinds: the dataclasses to fill.
+        argv: default: the process's own.
+        defaults: values below those of the preset.
+        extra: from the words and the preset, the fields that are in none of the dataclasses.
+
+    Returns:
+        an instance of each dataclass, and the values of the extra fields that were set. An error ends the process with
+        status 2 and one line that names the argument, what came and what is allowed.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--config")
+    config_path = early.parse_known_args(argv)[0].config
+    try:
+        preset = dict(defaults or {}) | (read_preset(config_path) if config_path else {})
+        more = extra(argv, preset) if extra is not None else None
+        parser = build_parser(kinds, more)
+        known = {action.dest for action in parser._actions} - {"help", "config"}
+        for name in preset:
+            if name not in known:
+                raise ValueError(f"{config_path or 'defaults'}: {_unknown(str(name), known, more)}")
+        parser.set_defaults(**_typed(parser, preset, str(config_path), kinds))
+        for action in parser._actions:
+            action.required = action.required and action.dest not in preset
+        *filled, rest, unknown = _filled(parser, len(kinds), argv)
+        for word in unknown:
+            raise ValueError(_unknown(word.removeprefix("--").split("=")[0], known, more))
+    except ValueError as error:
+        early.exit(2, f"{early.prog}: error: {' '.join(str(error).split())}\n")
+    own = more.types if more is not None else {}
+    return *filled, {name: value for name, value in rest.items() if name in own}
+
+
+def _filled(parser: HfArgumentParser, count: int, argv: list[str]) -> tuple[Any, ...]:
+    """The dataclasses, the values of the other arguments, the words that nobody knows."""
+    found: Any = parser.parse_args_into_dataclasses(argv, True, look_for_args_file=False)
+    return *found[:count], vars(found[count]), [word for words in found[count + 1 :] for word in words]
 
 
 def parse_run_arguments(
     argv: Sequence[str] | None = None, defaults: dict[str, Any] | None = None
 ) -> tuple[RunArguments, CSETrainingArguments, dict[str, Any]]:
-    """Parse a command line.
+    """Parse a command line of contrastive training.
 
     Arguments:
         argv: default: the process's own.
@@ -169,42 +241,44 @@ def parse_run_arguments(
         (run arguments, training arguments, fields for ``from_backbone``). An error ends the process with status 2 and
         one line that names the argument, what came and what is allowed.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--config")
-    config_path = early.parse_known_args(argv)[0].config
-    try:
-        preset = dict(defaults or {}) | (read_preset(config_path) if config_path else {})
-        method, objectives = _early(argv, preset)
-        parser, own = build_parser(method, objectives)
-        known = {action.dest for action in parser._actions} - {"help", "config"}
-        for name in preset:
-            if name not in known:
-                raise ValueError(f"{config_path or 'defaults'}: {_unknown(str(name), known, method)}")
-        parser.set_defaults(**_typed(parser, preset, str(config_path)))
-        for action in parser._actions:
-            action.required = action.required and action.dest not in preset
-        run, args, rest, *unknown = parser.parse_args_into_dataclasses(argv, True, look_for_args_file=False)
-        for word in (word for words in unknown for word in words):
-            raise ValueError(_unknown(word.removeprefix("--").split("=")[0], known, method))
-    except ValueError as error:
-        early.exit(2, f"{early.prog}: error: {' '.join(str(error).split())}\n")
-    return run, args, {name: value for name, value in vars(rest).items() if name in own}
+    run, args, own = parse_arguments((RunArguments, CSETrainingArguments), argv, defaults, _method_extra)
+    return run, args, own
 
 
-def _unknown(name: str, known: set[str], method: str) -> str:
+def _method_extra(argv: Sequence[str], preset: dict[str, Any]) -> ExtraFields:
+    """The config fields of the method that words and preset name."""
+    method, objectives = _early(argv, preset)
+    taken = {f.name for kind in (RunArguments, CSETrainingArguments) for f in fields(kind)}
+    own = {name: kind for name, kind in method_fields(method, objectives).items() if name not in taken}
+    config = METHODS[method].config_class
+    if config is CSEConfig:
+        own["objectives"] = list
+
+    def hint(name: str) -> str:
+        for objective, kind in OBJECTIVES.items():
+            if name.removeprefix(f"{objective}_") in kind.config_class.field_names() and name.startswith(objective):
+                return (
+                    f" for method {method!r}; {objective!r} is not among its objectives, --{objective}_weight adds it"
+                )
+        return f" for method {method!r}"
+
+    return ExtraFields(f"fields of {config.__name__}", own, ("objectives",), hint)
+
+
+def _unknown(name: str, known: set[str], extra: ExtraFields | None) -> str:
+    hint = extra.hint(name) if extra is not None else ""
     near = difflib.get_close_matches(name, known, n=3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    for objective, kind in OBJECTIVES.items():
-        if name.removeprefix(f"{objective}_") in kind.config_class.field_names() and name.startswith(objective):
-            hint = f"; {objective!r} is not among its objectives, --{objective}_weight adds it"
-    return f"unknown argument {name!r} for method {method!r}{hint}"
+    if near and ";" not in hint:
+        hint += f"; did you mean {' or '.join(near)}?"
+    return f"unknown argument {name!r}{hint}"
 
 
-def _typed(parser: argparse.ArgumentParser, preset: dict[str, Any], path: str) -> dict[str, Any]:
+def _typed(
+    parser: argparse.ArgumentParser, preset: dict[str, Any], path: str, kinds: Sequence[type]
+) -> dict[str, Any]:
     """The preset's values in the types of their arguments: YAML reads ``1e-5`` as text."""
     actions = {action.dest: action for action in parser._actions}
-    hints = typing.get_type_hints(RunArguments) | typing.get_type_hints(CSETrainingArguments)
+    hints = {name: hint for kind in kinds for name, hint in typing.get_type_hints(kind).items()}
     typed: dict[str, Any] = {}
     for name, value in preset.items():
         action = actions[name]

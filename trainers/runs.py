@@ -15,9 +15,10 @@ from csekit.evaluation.results import environment, write_results
 from csekit.evaluation.sts import STSScores, evaluate_sts
 from csekit.evaluation.sts_data import STSTask, load_sts, load_stsb_dev
 
-from .arguments import CSETrainingArguments
+from .arguments import RunTrainingArguments
+from .base_trainer import TermsTrainer
 from .card import write_model_card
-from .run_arguments import RunArguments
+from .run_arguments import CorpusArguments, RunArguments
 from .trainer import CSETrainer
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def one_line_errors() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def check_output_dir(run: RunArguments, args: CSETrainingArguments) -> None:
+def check_output_dir(run: CorpusArguments, args: RunTrainingArguments) -> None:
     """Refuse to train over another run; with ``overwrite`` delete its checkpoints and its results first.
 
     Raises:
@@ -91,9 +92,9 @@ def score_run(trainer: CSETrainer, tests: Sequence[STSTask]) -> tuple[dict[str, 
     return trainer.dev_scores(), evaluate_sts(trainer.embed, tests, progress=True) if tests else None
 
 
-def changed_arguments(args: CSETrainingArguments) -> dict[str, Any]:
+def changed_arguments(args: RunTrainingArguments) -> dict[str, Any]:
     """The training arguments that differ from their defaults; paths and access tokens left out."""
-    default = CSETrainingArguments(output_dir=args.output_dir)
+    default = type(args)(output_dir=args.output_dir)
     skipped = {"output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "accelerator_config", "use_cpu"}
     changed = {}
     for field in fields(args):
@@ -117,7 +118,7 @@ def without_folders(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def history(trainer: CSETrainer) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+def history(trainer: TermsTrainer) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """(evaluations, training log) of a run, from the trainer's state, without prefixes, to 6 significant digits."""
     evaluations, log = [], []
     for entry in trainer.state.log_history:

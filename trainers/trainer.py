@@ -1,11 +1,6 @@
-"""Transformers' Trainer with hooks: every loss term in the log, selection on a dev set, per-group clipping.
-
-Shape suffixes: S micro-batches of a logging window, T terms and diagnostics.
-"""
+"""The trainer of sentence encoders: batches of views, selection on a dev set, per-group clipping."""
 
 import logging
-import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, Trainer
-from transformers.trainer_utils import TrainOutput
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from csekit.evaluation.encoding import encode, evaluating
 from csekit.evaluation.geometry import label_free_criteria
@@ -28,22 +22,17 @@ from csekit.modeling.export import check_exportable
 from csekit.modeling.tokenization import pad, tokenize
 
 from .arguments import CSETrainingArguments
-from .callbacks import Report, StopOnTerminate
+from .base_trainer import TRAINING_FOLDER, TermsTrainer, warn_of_launcher, without_autocast
 from .collator import CSECollator
 from .corpora import Corpus
-from .corpus_datasets import SetEpochCallback, StreamingSentenceDataset
+from .corpus_datasets import StreamingSentenceDataset
 
 logger = logging.getLogger(__name__)
 
-TRAINING_FOLDER = "training"
 LABEL_FREE = {"alignment": False, "uniformity": False, "effective_rank": True}  # whether greater is better
 
 
-class NonFiniteLossError(RuntimeError):
-    """A loss term became NaN or infinite. The last checkpoint is from before."""
-
-
-class CSETrainer(Trainer):
+class CSETrainer(TermsTrainer):
     """Trainer for :class:`CSEModel` and its methods.
 
     Arguments:
@@ -81,10 +70,6 @@ class CSETrainer(Trainer):
             tokenizer, args.max_seq_length, model.batch_specs, args.seed, model.config.prompt_template
         )
         model.load_frozen()
-        self._window: list[Tensor] = []
-        self._origins: list[tuple[int, Tensor | None]] = []  # step and rows of the corpus
-        self._names: list[str] = []
-        self.stop_on_terminate = StopOnTerminate()
         sample = [row[0] for row in corpus.sample(args.label_free_samples)] if args.label_free_samples else []
         self._sample = sample
         super().__init__(
@@ -94,12 +79,6 @@ class CSETrainer(Trainer):
             train_dataset=corpus.dataset,
             eval_dataset=dev or sample or ["nothing to evaluate"],
             processing_class=tokenizer,
-            callbacks=[
-                SetEpochCallback(corpus.dataset),
-                Report(),
-                self.stop_on_terminate,
-                *kwargs.pop("callbacks", []),
-            ],
             **kwargs,
         )
         if isinstance(corpus.dataset, StreamingSentenceDataset):
@@ -119,33 +98,6 @@ class CSETrainer(Trainer):
         if name not in available:
             raise ValueError(f"metric_for_best_model must be one of {sorted(available)}, got {name!r}")
         args.metric_for_best_model, args.greater_is_better = name, available[name]
-
-    @property
-    def training_dir(self) -> str:
-        """Where checkpoints and trainer state go: ``output_dir/training``."""
-        return os.path.join(str(self.args.output_dir), TRAINING_FOLDER)
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return self.training_dir if trial is None else super()._get_output_dir(trial)
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:  # type: ignore[override]
-        """As in Transformers; ``True`` resumes from the last whole checkpoint, or starts afresh where there is none.
-
-        A resumed run goes on bitwise as if never stopped, on the same kind of machine, with any number of workers
-        (but for ``dataloader_persistent_workers``, whose start draws from the global random state)."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_checkpoint(self.training_dir)
-        try:
-            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-        finally:
-            self.stop_on_terminate.restore()
-
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
-        """As in Transformers, but a finished run that is resumed takes no further step."""
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-            return [], None
-        return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     # Optimiser: one group per rate, one clipping norm per clip group
 
@@ -175,65 +127,6 @@ class CSETrainer(Trainer):
         self.accelerator.unscale_gradients()
         norms = {name: nn.utils.clip_grad_norm_(group, self.args.max_grad_norm) for name, group in groups.items()}
         return norms["encoder"]
-
-    # The log: one detached row a step, read when it is written
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        index = inputs.pop("index", None)
-        outputs = model(**inputs)
-        terms = {f"loss/{name}": value for name, value in outputs.loss_dict.items()}
-        metrics = {f"metrics/{name}": value for name, value in outputs.metrics.items()}
-        self._names = [*terms, *metrics]
-        self._window.append(torch.stack([value.float() for value in (*terms.values(), *metrics.values())]))
-        self._origins.append((self.state.global_step + 1, index))
-        return (outputs.loss, outputs) if return_outputs else outputs.loss
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self._window:
-            rows_ST = self._checked_window()
-            micro_batches = Counter(step for step, _ in self._origins)
-            weights_S = rows_ST.new_tensor([1 / micro_batches[step] for step, _ in self._origins])
-            means_T = self.accelerator.reduce(weights_S @ rows_ST / len(micro_batches), reduction="mean")
-            logs |= dict(zip(self._names, means_T.tolist(), strict=True))
-            self._window, self._origins = [], []
-        super().log(logs, start_time)
-
-    def _checked_window(self) -> Tensor:
-        """The micro-batches since the last log entry, (S, T); stops the run where a loss term is not finite."""
-        rows_ST = torch.stack(self._window)
-        terms = [i for i, name in enumerate(self._names) if name.startswith("loss/")]
-        broken_ST = ~rows_ST[:, terms].isfinite()
-        anywhere = broken_ST.any().float()
-        if world_size() > 1:
-            dist.all_reduce(anywhere)
-        if not anywhere:
-            return rows_ST
-        if not broken_ST.any():
-            raise NonFiniteLossError("a loss term is not finite in another process")
-        row, column = broken_ST.nonzero()[0].tolist()
-        step, index = self._origins[row]
-        name, value = self._names[terms[column]].removeprefix("loss/"), rows_ST[row, terms[column]].item()
-        samples = index.tolist() if index is not None else "unknown"
-        raise NonFiniteLossError(
-            f"step {step}: loss term {name!r} is {value}; rows of the corpus in that batch, from 0: {samples}. "
-            f"Checkpoints in {self.training_dir} are from before."
-        )
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        if self._window:
-            self._checked_window()
-        finite = torch.stack([p.detach().isfinite().all() for p in self.model.parameters()]).all()
-        if not finite:
-            raise NonFiniteLossError(
-                f"step {self.state.global_step}: weights are not finite; no checkpoint is written"
-            )
-        super()._save_checkpoint(model, trial)
 
     # Selection
 
@@ -290,33 +183,14 @@ class CSETrainer(Trainer):
         Returns:
             the folder to load from.
         """
-        training = Path(self.training_dir)
-        self.save_model(str(training))
+        training = self.save_training()
         if not self.args.should_save:
             return training
-        self.state.save_to_json(str(training / "trainer_state.json"))
         try:
             return self.model.export(str(self.args.output_dir), self.tokenizer)
         except ValueError as error:
             logger.warning("%s", error)
             return training
-
-
-def last_checkpoint(folder: str) -> str | None:
-    """The last whole checkpoint. Its state is written last, so one that a kill cut short has none."""
-    whole = [file.parent for file in Path(folder).glob("checkpoint-*/trainer_state.json")]
-    return str(max(whole, key=lambda checkpoint: int(checkpoint.name.split("-")[1]))) if whole else None
-
-
-@contextmanager
-def without_autocast(model: nn.Module) -> Iterator[None]:
-    """The model's own ``forward`` inside; in mixed precision accelerate puts autocast around it."""
-    wrapped = model.__dict__.pop("forward", None)
-    try:
-        yield
-    finally:
-        if wrapped is not None:
-            model.forward = wrapped
 
 
 @contextmanager
@@ -355,8 +229,4 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
             f"{args.n_gpu} GPUs in one process would contrast within each GPU only: start with "
             f"'torchrun --nproc_per_node {args.n_gpu}' or 'accelerate launch', or set CUDA_VISIBLE_DEVICES to one"
         )
-    if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
-        logger.warning(
-            "a launcher set MASTER_ADDR but this is one process ('accelerate launch --cpu' starts only one): "
-            "use 'torchrun --nproc_per_node N' for several processes on CPU"
-        )
+    warn_of_launcher()

@@ -25,6 +25,8 @@ _PUBLIC: dict[str, str] = {
             "DiffCSEModel",
             "EditedContrast",
             "EditedContrastConfig",
+            "InfoCSEForPreTraining",
+            "InfoCSEPretrainingConfig",
             "InforMinConfig",
             "InforMinModel",
             "MaskedLM",
@@ -41,7 +43,17 @@ _PUBLIC: dict[str, str] = {
         "csekit.modeling",
     ),
     **dict.fromkeys(
-        ("CSECollator", "CSETrainer", "CSETrainingArguments", "Corpus", "load_corpus"),
+        (
+            "CSECollator",
+            "CSETrainer",
+            "CSETrainingArguments",
+            "Corpus",
+            "PretrainingArguments",
+            "PretrainingTrainer",
+            "load_corpus",
+            "pack",
+            "train_tokenizer",
+        ),
         "csekit.trainers",
     ),
     **dict.fromkeys(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import BertConfig, BertForMaskedLM
 
-from csekit.modeling import CSEConfig, CSEModel
+from csekit.modeling import CSEConfig, CSEModel, InfoCSEForPreTraining, InfoCSEPretrainingConfig
 from csekit.modeling.distributed import gather_rows, sum_over_processes, token_mean
 
 WORLD, B, L = 2, 4, 8  # B rows of each process
@@ -126,6 +126,35 @@ def run(rank: int | None, generator: Path, columns: int, masked: Any = None, **f
     }
 
 
+def pretrain(rank: int | None) -> dict[str, Any]:
+    """One step of stage 1 on a process's rows, with five masked tokens on the first process and two on the second."""
+    encoder = BertConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=16,
+        initializer_range=0.2,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(7)
+    model = InfoCSEForPreTraining(InfoCSEPretrainingConfig(encoder_config=encoder)).train()
+    module = model if rank is None else DistributedDataParallel(model, find_unused_parameters=False)
+    ids = torch.randint(5, 60, (WORLD * B, L), generator=torch.Generator().manual_seed(1))
+    masked = [torch.tensor([1, 9, 10, 20, 31]), torch.tensor([3, 30])]
+    if rank is None:
+        positions = torch.cat([masked[r] + r * B * L for r in range(WORLD)])
+    else:
+        ids, positions = ids[rank * B : rank * B + B], masked[rank]
+    labels = ids.flatten()[positions]
+    output = module(ids.flatten().index_fill(0, positions, 4).view_as(ids), None, positions, labels)
+    output.loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {"loss_dict": output.loss_dict, "metrics": output.metrics, "gradients": gradients}
+
+
 def collectives(rank: int) -> dict[str, Tensor]:
     """Gradients of a scalar of each process, whose mean over processes is the loss."""
     rows = torch.arange(6.0).view(3, 2).add(10 * rank).requires_grad_()
@@ -154,6 +183,7 @@ def main(rank: int, port: str, folder: str) -> None:
     results: dict[str, Any] = {"collectives": collectives(rank)}
     for name, case in CASES.items():
         results[name] = run(rank, Path(folder) / "generator", **case)
+    results["pretrain"] = pretrain(rank)
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 

@@ -32,6 +32,7 @@ def results(tmp_path_factory) -> dict[str, Any]:
     ]
     try:
         one = {name: worker.run(None, folder / "generator", **case) for name, case in worker.CASES.items()}
+        one["pretrain"] = worker.pretrain(None)
         for process in processes:
             printed, _ = process.communicate(timeout=120)
             assert process.returncode == 0, printed.decode()
@@ -45,7 +46,7 @@ def close(a: torch.Tensor, b: torch.Tensor, what: str) -> None:
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=lambda text: f"{what}: {text}")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "pretrain"])
 def test_terms_and_gradients_equal_one_process(results, case):
     one, two = results["-"][case], [results[rank][case] for rank in ("0", "1")]
     for term, value in one["loss_dict"].items():
@@ -75,6 +76,12 @@ def test_diagnostics_average_to_those_of_one_process(results, case):
         close((two[0][name] + two[1][name]) / 2, one[name], name)
     close(two[0]["identical_texts"] + two[1]["identical_texts"], one["identical_texts"], "identical_texts")
     assert one["identical_texts"] == 2
+
+
+def test_accuracies_of_pretraining_average_to_those_of_one_process(results):
+    one, two = results["-"]["pretrain"]["metrics"], [results[rank]["pretrain"]["metrics"] for rank in ("0", "1")]
+    for name, value in one.items():
+        close((two[0][name] + two[1][name]) / 2, value, name)
 
 
 def test_masking_identical_texts_changes_the_loss(results):

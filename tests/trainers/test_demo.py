@@ -1,15 +1,19 @@
 """The embedded demo: sentences of the language reference, the pairs, the encoder."""
 
 import csv
+import random
 import re
 from collections import Counter
 from pathlib import Path
 from pydoc_data import topics as pydoc_topics
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer, BertForMaskedLM
 
+from csekit.modeling import InfoCSEForPreTraining
 from csekit.trainers import demo
 from csekit.trainers.demo import DemoSettings, demo_encoder, demo_sentences
 
@@ -125,6 +129,24 @@ def test_encoder_is_made_once_and_loads(tmp_path: Path, monkeypatch: pytest.Monk
     assert model.config.hidden_dropout_prob > 0 and model.config.vocab_size == len(tokenizer)
     batch = tokenizer(["The statement binds a name.", "A name."], padding=True, return_tensors="pt")
     assert AutoModel.from_pretrained(path)(**batch).last_hidden_state.shape[::2] == (2, 16)
+    stage1 = InfoCSEForPreTraining.from_backbone(path)  # backbone, masked-LM head and auxiliary head
+    head = load_file(path / "auxiliary_head" / "model.safetensors")
+    assert stage1.auxiliary_head is not None and len(stage1.auxiliary_head.layers) == 2
+    assert all(torch.equal(value, head[name]) for name, value in stage1.auxiliary_head.model.state_dict().items())
+
+
+def test_the_encoder_is_the_same_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the global random states: its own seed alone."""
+    monkeypatch.setattr(demo, "demo_sentences", lambda: SENTENCES)
+    files = []
+    for name in ("one", "two"):
+        states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+        files.append(demo_encoder(tmp_path / name, TINY, progress=False))
+        assert random.getstate() == states[0] and np.random.get_state()[1].tolist() == states[1]
+        assert torch.equal(torch.get_rng_state(), states[2])
+        random.random(), np.random.rand(), torch.rand(1)
+    for file in ("model.safetensors", "auxiliary_head/model.safetensors", "tokenizer.json", "sentences.txt"):
+        assert (files[0] / file).read_bytes() == (files[1] / file).read_bytes(), file
 
 
 def test_encoder_folder_depends_on_settings_sentences_and_version(

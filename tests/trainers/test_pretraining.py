@@ -1,19 +1,23 @@
-"""Tokenizer and masked-LM pre-training from nothing, at tiny sizes."""
+"""The trainer of stage 1: log, held-out text, resume, the small-budget start."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import BertConfig, PreTrainedTokenizerFast, TrainerCallback
 
-from csekit.trainers.pretraining import (
-    mask_block,
-    masked_lm_logits,
-    masked_lm_score,
+from csekit.modeling import InfoCSEForPreTraining, InfoCSEPretrainingConfig
+from csekit.trainers import (
+    NonFiniteLossError,
+    PretrainingArguments,
+    PretrainingCollator,
+    PretrainingTrainer,
     pack,
-    pretrain_mlm,
     train_tokenizer,
 )
+from csekit.trainers.pretraining import HELDOUT_SEED, small_budget_init_
 
 SUBJECTS = ["the cat", "the dog", "a bird", "the old man", "our neighbour", "a Child"]
 VERBS = ["sees", "follows", "calls", "feeds", "likes"]
@@ -25,130 +29,188 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer(SENTENCES, 150)
 
 
-def config(tokenizer: PreTrainedTokenizerFast) -> BertConfig:
-    return BertConfig(
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int = 3, **fields: Any) -> InfoCSEForPreTraining:
+    encoder = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=16,
-        num_hidden_layers=1,
+        num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=32,
         max_position_embeddings=32,
     )
+    torch.manual_seed(seed)
+    return InfoCSEForPreTraining(InfoCSEPretrainingConfig(encoder_config=encoder, **fields))
 
 
-def train(tokenizer: PreTrainedTokenizerFast, steps: int = 3, **settings: object) -> BertForMaskedLM:
-    settings = {"batch_size": 4, "block_length": 16, "progress": False, **settings}
-    return pretrain_mlm(SENTENCES, tokenizer, config(tokenizer), steps, **settings)
+def trainer_of(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    model: InfoCSEForPreTraining | None = None,
+    heldout: bool = True,
+    callbacks: list[TrainerCallback] | None = None,
+    **arguments: Any,
+) -> PretrainingTrainer:
+    given = {
+        "per_device_train_batch_size": 4,
+        "learning_rate": 3e-3,
+        "block_length": 16,
+        "max_steps": 6,
+        "eval_steps": 2,
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "report_to": "none",
+    }
+    args = PretrainingArguments(output_dir=str(folder), **(given | arguments))
+    blocks = pack(SENTENCES[30:], tokenizer, args.block_length, args.whole_word_masking)
+    unseen = pack(SENTENCES[:30], tokenizer, args.block_length) if heldout else None
+    return PretrainingTrainer(
+        model or new_model(tokenizer), args, blocks, tokenizer, unseen, callbacks=callbacks or []
+    )
 
 
-def test_tokenizer_frames_lowercases_and_reloads(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    special = [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.cls_token_id]
-    assert [*special, tokenizer.sep_token_id, tokenizer.mask_token_id] == [0, 1, 2, 3, 4]
-    assert sorted(tokenizer.all_special_ids) == [0, 1, 2, 3, 4]
-    ids = tokenizer("The CAT sees.")["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "the", "cat", "sees", ".", "[SEP]"]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "the cat sees."
-    pair = tokenizer("the cat", "a dog", return_token_type_ids=True)
-    assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
-    tokenizer.save_pretrained(tmp_path)
-    assert AutoTokenizer.from_pretrained(tmp_path)("The CAT sees.")["input_ids"] == ids
+def test_every_term_is_in_the_log_and_their_sum_is_the_loss(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    trainer = trainer_of(tmp_path, tokenizer)
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["step"] for entry in entries] == [1, 2, 3, 4, 5, 6]
+    for entry in entries:
+        assert entry["loss"] == pytest.approx(entry["loss/mlm"] + entry["loss/aux_mlm"], abs=1e-4)
+        assert 0 <= entry["metrics/mlm_accuracy"] <= 1 and 0 <= entry["metrics/aux_mlm_accuracy"] <= 1
+    scored = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert [entry["step"] for entry in scored] == [2, 4, 6]
+    assert scored[0].keys() >= {"eval_mlm", "eval_aux_mlm", "eval_mlm_accuracy", "eval_aux_mlm_accuracy"}
 
 
-def test_tokenizer_is_the_same_on_every_run(tokenizer: PreTrainedTokenizerFast) -> None:
-    """The trainer of the tokenizers library alone numbers characters, and so breaks ties, differently in every run."""
-    for _ in range(5):
-        assert train_tokenizer(SENTENCES, 150).get_vocab() == tokenizer.get_vocab()
-
-
-def test_tokenizer_keeps_to_the_size_and_names_errors(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert len(tokenizer) <= 150
-    with pytest.raises(ValueError, match=r"vocab_size must hold 5 special tokens and \d+ characters, got 10"):
-        train_tokenizer(SENTENCES, 10)
-    with pytest.raises(ValueError, match="sentences must not be empty"):
-        train_tokenizer([], 80)
-
-
-def test_rare_characters_are_left_out() -> None:
-    tokenizer = train_tokenizer([*SENTENCES, "The 猫 sees."], 80, limit_alphabet=20)
-    assert "猫" not in tokenizer.get_vocab()
-    assert tokenizer.convert_ids_to_tokens(tokenizer("the 猫")["input_ids"]) == ["[CLS]", "the", "[UNK]", "[SEP]"]
-
-
-def test_pack_loses_nothing_but_the_tail(tokenizer: PreTrainedTokenizerFast) -> None:
-    blocks_NL = pack(SENTENCES, tokenizer, 16)
-    assert (blocks_NL[:, 0] == tokenizer.cls_token_id).all() and not (blocks_NL == tokenizer.pad_token_id).any()
-    stream = [id for text in SENTENCES for id in tokenizer(text)["input_ids"][1:]]
-    packed = blocks_NL[:, 1:].flatten().tolist()
-    assert packed == stream[: len(packed)] and len(stream) - len(packed) < 15
-    with pytest.raises(ValueError, match="block_length=512"):
-        pack(SENTENCES[:2], tokenizer, 512)
-
-
-def test_masking_rates_and_untouched_input(tokenizer: PreTrainedTokenizerFast) -> None:
-    ids_BL = pack(SENTENCES, tokenizer, 16).repeat(200, 1)
-    original = ids_BL.clone()
-    masked_BL, positions_M, labels_M = mask_block(ids_BL, tokenizer, 0.15, torch.Generator().manual_seed(0))
-    assert torch.equal(ids_BL, original)
-    assert torch.equal(labels_M, ids_BL.flatten()[positions_M])
-    assert (positions_M.diff() > 0).all()
-    special = torch.tensor(tokenizer.all_special_ids)
-    assert not torch.isin(labels_M, special).any()
-    untouched = torch.ones(ids_BL.numel(), dtype=torch.bool)
-    untouched[positions_M] = False
-    assert torch.equal(masked_BL.flatten()[untouched], ids_BL.flatten()[untouched])
-    ordinary = (~torch.isin(ids_BL, special)).sum().item()
-    assert len(positions_M) / ordinary == pytest.approx(0.15, abs=0.005)
-    inputs_M = masked_BL.flatten()[positions_M]
-    assert (inputs_M == tokenizer.mask_token_id).float().mean().item() == pytest.approx(0.8, abs=0.01)
-    assert (inputs_M == labels_M).float().mean().item() == pytest.approx(0.1, abs=0.01)
-    assert not torch.isin(inputs_M[inputs_M != tokenizer.mask_token_id], special).any()
-
-
-def test_gathered_logits_are_those_of_the_whole_model(tokenizer: PreTrainedTokenizerFast) -> None:
-    model = BertForMaskedLM(config(tokenizer)).eval()
-    masked_BL, positions_M, _ = mask_block(pack(SENTENCES, tokenizer, 16)[:4], tokenizer)
-    with torch.no_grad():
-        whole = model(input_ids=masked_BL).logits.flatten(0, 1)[positions_M]
-        torch.testing.assert_close(masked_lm_logits(model, masked_BL, positions_M), whole)
-
-
-def test_pretraining_repeats_by_seed_and_restores_the_global_generator(tokenizer: PreTrainedTokenizerFast) -> None:
-    torch.manual_seed(1)
+def test_heldout_scores_are_exact_means_over_all_masked_tokens(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Whatever the batch size: batches hold different numbers of masked tokens."""
+    trainer = trainer_of(tmp_path, tokenizer, per_device_eval_batch_size=5)
+    trainer.model.train()
     state = torch.get_rng_state()
-    first = train(tokenizer)
+    scores = trainer.heldout_scores()
+    assert scores == trainer.heldout_scores() and trainer.model.training
     assert torch.equal(state, torch.get_rng_state())
-    torch.manual_seed(2)
-    second, other = train(tokenizer).state_dict(), train(tokenizer, seed=1).state_dict()
-    assert not first.training
-    for name, tensor in first.state_dict().items():
-        assert torch.equal(tensor, second[name]), name
-    assert not torch.equal(first.state_dict()["cls.predictions.bias"], other["cls.predictions.bias"])
+    heldout = trainer.heldout
+    assert heldout is not None
+    batch = PretrainingCollator(tokenizer, 0.15, HELDOUT_SEED)([heldout[i] for i in range(len(heldout))])
+    del batch["index"]
+    with torch.no_grad():
+        whole = trainer.model.eval()(**batch)
+    assert scores["loss"] == pytest.approx(float(whole.loss), rel=1e-5)
+    for name, value in {**whole.loss_dict, **whole.metrics}.items():
+        assert scores[name] == pytest.approx(float(value), rel=1e-5), name
+    assert trainer_of(tmp_path, tokenizer, heldout=False).heldout_scores() == {}
 
 
-def test_pretraining_learns_more_than_frequencies(tokenizer: PreTrainedTokenizerFast) -> None:
-    """The corpus has 29 words at most; which kind of word stands where is learnt at once."""
-    model = train(tokenizer, steps=250, learning_rate=1e-2, batch_size=16)
-    score = masked_lm_score(model, SENTENCES, tokenizer, block_length=16)
-    assert score == masked_lm_score(model, SENTENCES, tokenizer, block_length=16)
-    ids = pack(SENTENCES, tokenizer, 16)
-    counts = torch.bincount(ids[~torch.isin(ids, torch.tensor(tokenizer.all_special_ids))]).double()
-    shares = counts[counts > 0] / counts.sum()
-    assert score.loss < -(shares * shares.log()).sum()
-    assert score.accuracy > shares.max()
+def test_every_weight_moves(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = new_model(tokenizer)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer_of(tmp_path, tokenizer, model, weight_decay=0.0).train()
+    still = [name for name, value in model.named_parameters() if torch.equal(value, before[name])]
+    assert not still
 
 
-def test_heldout_is_logged(tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="csekit.trainers.pretraining"):
-        train(tokenizer, steps=1, heldout=SENTENCES[:40])
-    assert "held-out masked LM: loss" in caplog.text
+class Stop(TrainerCallback):
+    """The power goes in the middle of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == self.step:
+            raise KeyboardInterrupt
 
 
-def test_errors_name_the_field(tokenizer: PreTrainedTokenizerFast) -> None:
-    wrong = config(tokenizer)
-    wrong.vocab_size = 7
-    with pytest.raises(ValueError, match=r"config.vocab_size must be len\(tokenizer\) = \d+, got 7"):
-        pretrain_mlm(SENTENCES, tokenizer, wrong, 1, progress=False)
-    with pytest.raises(ValueError, match="block_length must be at most max_position_embeddings = 32, got 64"):
-        pretrain_mlm(SENTENCES, tokenizer, config(tokenizer), 1, progress=False)
-    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-        train(tokenizer, steps=0)
+@pytest.mark.parametrize("objective", ["condenser", pytest.param("mlm", marks=pytest.mark.slow)])
+def test_a_resumed_run_is_bitwise_the_same(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, objective: str) -> None:
+    """Epochs of several steps, stopped within the second: order, masks and dropout go on where they were."""
+    settings: dict[str, Any] = {
+        "max_steps": 28,
+        "eval_steps": 5,
+        "logging_steps": 5,
+        "per_device_train_batch_size": 16,
+    }
+    straight = trainer_of(tmp_path / "straight", tokenizer, new_model(tokenizer, objective=objective), **settings)
+    straight.train()
+    broken = new_model(tokenizer, objective=objective)
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(tmp_path / "broken", tokenizer, broken, callbacks=[Stop(11)], **settings).train()
+    again = trainer_of(tmp_path / "broken", tokenizer, new_model(tokenizer, seed=9, objective=objective), **settings)
+    again.train(resume_from_checkpoint=True)
+    left, right = straight.model.state_dict(), again.model.state_dict()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    logs = [[entry for entry in each.state.log_history if "train_runtime" not in entry] for each in (straight, again)]
+    clocks = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
+    assert logs[0] == logs[1] and not clocks & {name for entry in logs[0] for name in entry}
+    assert straight.state.epoch is not None and 8 / 12 * straight.state.epoch > 1
+
+
+def test_the_run_folder_is_a_checkpoint_that_goes_on(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, tokenizer)
+    trainer.train()
+    assert trainer.save_run() == tmp_path
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "auxiliary_head", "training"} <= names
+    again = InfoCSEForPreTraining.from_backbone(tmp_path)
+    state = trainer.model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in again.state_dict().items())
+    training = InfoCSEForPreTraining.from_pretrained(tmp_path / "training")
+    assert all(torch.equal(value, state[name]) for name, value in training.state_dict().items())
+
+
+def test_both_terms_learn_what_the_context_tells(tmp_path: Path) -> None:
+    """A sentence repeats one word of eight: by frequencies alone one mask in eight is guessed, at a loss of ln 8."""
+    words = ["ant", "bee", "cow", "dog", "elk", "fox", "gnu", "hen"]
+    texts = [" ".join([words[i * i % 7 + i % 2]] * 6) for i in range(160)]
+    tokenizer = train_tokenizer(texts, 60)
+    blocks, unseen = pack(texts, tokenizer, 8), pack([" ".join([word] * 6) for word in words], tokenizer, 8)
+    options: dict[str, Any] = {"max_steps": 40, "learning_rate": 2e-2, "per_device_train_batch_size": 16}
+    args = PretrainingArguments(str(tmp_path), save_strategy="no", disable_tqdm=True, use_cpu=True, **options)
+    trainer = PretrainingTrainer(new_model(tokenizer, head_layers=1), args, blocks, tokenizer, unseen)
+    small_budget_init_(trainer.model, blocks, tokenizer)
+    trainer.train()
+    scores = trainer.heldout_scores()
+    assert scores["mlm"] < 1 and scores["aux_mlm"] < 1, math.log(8)
+    assert scores["mlm_accuracy"] > 0.7 and scores["aux_mlm_accuracy"] > 0.7
+
+
+def test_small_budget_start(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Word vectors of counts but for special tokens; identities on values, projections, transform, in the head too."""
+    plain, changed = new_model(tokenizer), new_model(tokenizer)
+    small_budget_init_(changed, pack(SENTENCES, tokenizer, 16), tokenizer)
+    old, new = plain.state_dict(), changed.state_dict()
+    eye = torch.eye(16)
+    for name, value in new.items():
+        factor = 1.0 if "self.value.weight" in name or "transform.dense.weight" in name else 0.0
+        factor = 0.7 if "attention.output.dense.weight" in name else factor
+        if name != "backbone.embeddings.word_embeddings.weight":
+            torch.testing.assert_close(value, old[name] + factor * eye if factor else old[name], msg=name)
+    words = "backbone.embeddings.word_embeddings.weight"
+    assert torch.equal(new[words][:5], old[words][:5])
+    cat, dog, sees = (new[words][tokenizer.convert_tokens_to_ids(word)] for word in ("cat", "dog", "sees"))
+    assert torch.cosine_similarity(cat, dog, dim=0) > torch.cosine_similarity(cat, sees, dim=0)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = new_model(tokenizer)
+    model.mlm_head.bias.data[7] = math.nan
+    with pytest.raises(NonFiniteLossError, match="step 1: loss term 'mlm' is nan"):
+        trainer_of(tmp_path, tokenizer, model, heldout=False).train()
+
+
+def test_settings_that_cannot_work_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="block_length must be at most 32, what the encoder can read, got 64"):
+        trainer_of(tmp_path, tokenizer, block_length=64)
+    with pytest.raises(ValueError, match="load_best_model_at_end needs held-out text"):
+        trainer_of(tmp_path, tokenizer, heldout=False, load_best_model_at_end=True)
+    larger = train_tokenizer(SENTENCES, 60)
+    with pytest.raises(ValueError, match=r"vocab_size must be at least \d+ \(the tokenizer\), got \d+"):
+        trainer_of(tmp_path, tokenizer, new_model(larger))
+    with pytest.raises(ValueError, match=r"mlm_probability must lie between 0 and 1, got 1\.5"):
+        PretrainingArguments(output_dir=str(tmp_path), mlm_probability=1.5)
+    with pytest.raises(ValueError, match="block_length must be at least 3, got 2"):
+        PretrainingArguments(output_dir=str(tmp_path), block_length=2)

@@ -1,0 +1,68 @@
+"""Pre-train an encoder: stage 1 of InfoCSE, or a plain masked LM, from a checkpoint or from nothing.
+
+    python examples/run_pretrain.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
+        --output_dir runs/stage1                              # stage 1: encoder and head that InfoCSE starts from
+    python examples/run_pretrain.py --config examples/configs/pretraining/mlm-small-cpu.yaml \
+        --train_file sentences.txt --output_dir runs/my-bert  # tokenizer and small BERT from nothing, on a CPU
+
+`--help` lists every argument with its default. The root of `--output_dir` becomes the checkpoint: a plain masked LM
+that AutoModel loads, its tokenizer, and with `--objective condenser` the auxiliary head in a subfolder. `training/`
+is what `--resume_from_checkpoint True` continues from, `results.json` what was measured. A folder that holds a run
+already is refused unless `--overwrite` is given. SIGTERM saves and ends with 143.
+"""
+
+import sys
+import time
+
+from transformers import set_seed
+
+from csekit.trainers import PretrainingTrainer, pack
+from csekit.trainers.pretraining_runs import (
+    heldout_table,
+    load_texts,
+    make_model,
+    make_tokenizer,
+    parse_pretrain_arguments,
+    write_pretraining,
+)
+from csekit.trainers.runs import check_output_dir, one_line_errors
+
+
+def main() -> int:
+    started = time.monotonic()
+    run, args = parse_pretrain_arguments()
+
+    with one_line_errors():
+        run.check()
+        check_output_dir(run, args)
+        corpus, texts, unseen = load_texts(run)
+        tokenizer = make_tokenizer(run, texts)
+        blocks = pack(texts, tokenizer, args.block_length, args.whole_word_masking)
+        heldout = pack(unseen, tokenizer, args.block_length, args.whole_word_masking) if unseen else None
+        print(
+            f"{corpus.name}: {corpus.report.summary()}; {blocks.lengths_N.sum():,} tokens of {len(tokenizer):,} kinds "
+            f"in {len(blocks):,} blocks, {len(heldout) if heldout is not None else 0:,} held out"
+        )
+        set_seed(args.seed)
+        model = make_model(run, tokenizer, blocks)
+        trainer = PretrainingTrainer(model, args, blocks, tokenizer, heldout)
+
+    before = trainer.heldout_scores()
+    training = time.monotonic()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    if trainer.stop_on_terminate.interrupted:
+        return 143
+    seconds = {"train": time.monotonic() - training}
+
+    folder = trainer.save_run()
+    after = trainer.heldout_scores()
+    if trainer.is_world_process_zero():
+        seconds["total"] = time.monotonic() - started
+        write_pretraining(trainer, run, corpus, before, after, seconds)
+        print(heldout_table(before, after))
+        print(f"\nThe checkpoint is in {folder}: examples/run_unsup.py --model_name_or_path {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

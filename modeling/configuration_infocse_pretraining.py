@@ -1,0 +1,76 @@
+"""Stage 1 of InfoCSE: what the masked language model with an auxiliary head is made of (Wu et al. 2022, §3.1)."""
+
+from typing import Any, ClassVar
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from .auxiliary_head import lower_layers
+
+OBJECTIVES = ("condenser", "mlm")
+
+
+class InfoCSEPretrainingConfig(PreTrainedConfig):
+    """Configuration of :class:`InfoCSEForPreTraining`.
+
+    Arguments:
+        encoder_config: configuration of the backbone, any encoder with a masked LM in Transformers (default: BERT).
+        objective: ``condenser`` (the ordinary masked LM and that of the auxiliary head) or ``mlm`` (the ordinary one
+            alone, without auxiliary head).
+        head_layers: layers of the auxiliary head; 2 in the paper.
+        split_layer: k, the layer of the encoder whose states the head reads at all positions but the first. Default:
+            6 as in the paper, in encoders of fewer than 12 layers half of them, rounded down, at least 1.
+    """
+
+    model_type = "infocse_pretraining"
+    sub_configs: ClassVar[dict[str, Any]] = {"encoder_config": AutoConfig}
+
+    encoder_config: Any = None
+    objective: str = "condenser"
+    head_layers: int = 2
+    split_layer: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.encoder_config is None:
+            self.encoder_config = AutoConfig.for_model("bert")
+        elif isinstance(self.encoder_config, dict):
+            fields = dict(self.encoder_config)
+            if "model_type" not in fields:
+                raise ValueError(f"encoder_config must have a 'model_type', got {self.encoder_config!r}")
+            self.encoder_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+        if self.split_layer is None and self.objective == "condenser":
+            self.split_layer = lower_layers(self.encoder_config)
+        super().__post_init__(**kwargs)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the trainer would fill them in otherwise
+            setattr(self, name, getattr(self.encoder_config, name, None))
+        self._check()
+
+    def _check(self) -> None:
+        if self.objective not in OBJECTIVES:
+            allowed = ", ".join(map(repr, OBJECTIVES))
+            raise ValueError(f"objective must be one of {allowed}, got {self.objective!r}")
+        if not isinstance(self.head_layers, int) or self.head_layers < 1:
+            raise ValueError(f"head_layers must be at least 1, got {self.head_layers!r}")
+        if self.objective == "condenser" and not 1 <= int(self.split_layer or 0) <= self.num_layers:
+            raise ValueError(
+                f"split_layer must be one of the encoder's layers 1..{self.num_layers}, got {self.split_layer!r}"
+            )
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the encoder."""
+        return int(self.encoder_config.num_hidden_layers)
+
+    @property
+    def initializer_range(self) -> float:
+        """Standard deviation of new weights, the encoder's."""
+        return float(getattr(self.encoder_config, "initializer_range", 0.02))
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the encoder's."""
+        return int(self.encoder_config.hidden_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        output = super().to_dict()
+        output["encoder_config"].pop("_name_or_path", None)  # a folder of the machine that trained
+        return output

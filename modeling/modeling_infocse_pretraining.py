@@ -1,0 +1,198 @@
+"""Stage 1 of InfoCSE: a masked language model whose auxiliary head needs the [CLS] state (Wu et al. 2022, §3.1).
+
+Shape suffixes: B blocks of a batch, L tokens, M masked positions, H hidden size, V vocabulary, E embedding size.
+"""
+
+import inspect
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import ModelOutput
+
+from .auxiliary_head import FOLDER, AuxiliaryHead, layer_list
+from .configuration_cse import dropout_fields
+from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
+from .distributed import token_mean
+from .export import length_limit, save_tokenizer
+from .losses import token_cross_entropy_sum
+from .masked_lm import MaskedLMHead
+from .modeling_cse import build_backbone, load_backbone
+
+
+@dataclass
+class PretrainingOutput(ModelOutput):
+    """Output of :class:`InfoCSEForPreTraining`.
+
+    Arguments:
+        loss: () the sum of the terms.
+        loss_dict: the terms by name, detached: ``mlm`` (the last layer) and ``aux_mlm`` (the auxiliary head), each the
+            mean cross-entropy per masked token in nats; ``loss == sum(loss_dict.values())`` in value.
+        metrics: ``mlm_accuracy``, ``aux_mlm_accuracy``: share of masked tokens predicted right.
+    """
+
+    loss: Tensor | None = None
+    loss_dict: dict[str, Tensor] | None = None
+    metrics: dict[str, Tensor] | None = None
+
+
+class InfoCSEForPreTraining(PreTrainedModel):
+    """A masked LM with two predictions of the same masked tokens (Condenser, Gao and Callan 2021; InfoCSE Eqs. 4–6)
+
+    L = CE(W·g(h^N), x) + CE(W·g(Head([h^N_CLS; h^k_1..L])), x), over the masked positions
+
+    The head is given the [CLS] of the last layer N beside the states of layer k, so what it lacks there has to come
+    through [CLS]. The transform g and the output matrix W are the masked LM's own and serve both; W is the word
+    embedding matrix itself. Nothing is detached. With ``objective="mlm"`` there is the first term alone.
+
+    ``forward`` takes ``input_ids``, ``attention_mask`` (B, L), ``masked_positions`` (M,) in the flattened ids and
+    ``labels`` (M,), the original ids there, all int64.
+    """
+
+    config_class = InfoCSEPretrainingConfig
+    config: InfoCSEPretrainingConfig
+    base_model_prefix = "backbone"
+    main_input_name = "input_ids"
+    accepts_loss_kwargs = False
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: InfoCSEPretrainingConfig, backbone: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        self.backbone = build_backbone(config.encoder_config) if backbone is None else backbone
+        self.mlm_head = MaskedLMHead(config.encoder_config)
+        self.auxiliary_head: AuxiliaryHead | None = None
+        if config.objective == "condenser":
+            try:
+                layer_list(self.backbone)  # the encoder's own layers first: its states of layer k must be plain too
+                self.auxiliary_head = AuxiliaryHead(config.encoder_config, config.head_layers)
+            except ValueError as error:
+                raise ValueError(f"{error}; objective 'mlm' trains every family") from None
+        self.post_init()
+
+    # Loading
+
+    @classmethod
+    def from_backbone(
+        cls,
+        name_or_path: str | os.PathLike,
+        *,
+        dropout: float | None = None,
+        attn_implementation: str | None = None,
+        **config: Any,
+    ) -> "InfoCSEForPreTraining":
+        """Go on training any encoder checkpoint. Like ``from_pretrained``, gives a model in eval mode.
+
+        The masked-LM head is the checkpoint's, a new one where it has none (said in the log). The auxiliary head is
+        that of a stage-1 folder, otherwise a copy of the encoder's top layers.
+
+        Arguments:
+            name_or_path: Hub id or folder of an encoder that ``AutoModel`` loads.
+            dropout: set all dropout probabilities of the encoder; default: as the checkpoint has them.
+            attn_implementation: as in Transformers.
+            config: fields of :class:`InfoCSEPretrainingConfig`.
+
+        Raises:
+            ValueError: an unknown field or a value not allowed; a checkpoint that lacks weights of the encoder; a
+                family that has no auxiliary head.
+        """
+        name_or_path = str(name_or_path)
+        known = set(inspect.get_annotations(cls.config_class)) - {"encoder_config", "model_type", "sub_configs"}
+        if unknown := sorted(set(config) - known):
+            raise ValueError(f"{cls.config_class.__name__} has no field {unknown[0]!r}; it has {sorted(known)}")
+        encoder_config = AutoConfig.from_pretrained(name_or_path)
+        if hasattr(encoder_config, "encoder_config"):
+            raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
+        encoder_config.dtype = torch.float32
+        set_dropout(encoder_config, dropout)
+        with torch.device("meta"):
+            skeleton = build_backbone(encoder_config)
+        model = cls(cls.config_class(encoder_config=encoder_config, **config), backbone=skeleton)
+        model.backbone = load_backbone(name_or_path, encoder_config, type(skeleton), attn_implementation)
+        model.mlm_head.init_from(name_or_path)
+        if model.auxiliary_head is not None:
+            if (Path(name_or_path) / FOLDER).is_dir():
+                model.auxiliary_head.load(name_or_path)
+            else:
+                model.auxiliary_head.copy_top_layers(model.backbone)
+        return cast("InfoCSEForPreTraining", model.eval())
+
+    # Forward
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        masked_positions: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_loss: bool | None = None,
+    ) -> PretrainingOutput:
+        if masked_positions is None or labels is None:
+            raise ValueError("InfoCSEForPreTraining needs masked_positions and labels; AutoModel loads its export")
+        attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        terms, metrics = {}, {}
+        for name, states_BLH in self.states(input_ids, attention_mask).items():
+            logits_MV = self.logits(states_BLH, masked_positions)
+            terms[name] = token_mean(token_cross_entropy_sum(logits_MV, labels), len(labels))
+            correct = (logits_MV.detach().argmax(-1) == labels).float().sum()
+            metrics[f"{name}_accuracy"] = token_mean(correct, len(labels))
+        loss = torch.stack(list(terms.values())).sum()
+        detached = {name: term.detach() for name, term in terms.items()}
+        return PretrainingOutput(loss=loss, loss_dict=detached, metrics=metrics)
+
+    def states(self, input_ids_BL: Tensor, attention_mask_BL: Tensor) -> dict[str, Tensor]:
+        """The states (B, L, H) that each term predicts from: ``mlm`` the last layer's, ``aux_mlm`` the head's."""
+        deep = self.auxiliary_head is not None
+        output = self.backbone(input_ids=input_ids_BL, attention_mask=attention_mask_BL, output_hidden_states=deep)
+        last_BLH = output.last_hidden_state
+        if self.auxiliary_head is None:
+            return {"mlm": last_BLH}
+        lower_BLH = output.hidden_states[self.config.split_layer]
+        mixed_BLH = torch.cat([last_BLH[:, :1], lower_BLH[:, 1:]], dim=1)
+        return {"mlm": last_BLH, "aux_mlm": self.auxiliary_head(mixed_BLH, attention_mask_BL)}
+
+    def logits(self, states_BLH: Tensor, positions_M: Tensor) -> Tensor:
+        """(M, V) predictions at flat positions: rows are gathered before the product with the vocabulary."""
+        words_VE = cast(Tensor, self.backbone.get_input_embeddings().weight)
+        return self.mlm_head(states_BLH.flatten(0, 1).index_select(0, positions_M), words_VE)
+
+    # Export
+
+    def export_checkpoint(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> Path:
+        """Write the stage-1 checkpoint: a plain ``…ForMaskedLM`` folder with tokenizer, which ``AutoModel`` and
+        ``AutoModelForMaskedLM`` load, and the auxiliary head in a subfolder of it. The weights are those of training,
+        bit for bit."""
+        path = Path(path)
+        with torch.random.fork_rng(devices=[]):
+            plain = AutoModelForMaskedLM.from_config(self.config.encoder_config, dtype=torch.float32)
+        plain.config.tie_word_embeddings = True
+        plain.base_model.load_state_dict(self.backbone.state_dict())
+        plain.tie_weights()
+        self.mlm_head.copy_to(plain)
+        plain.save_pretrained(path)
+        save_tokenizer(tokenizer, path, length_limit(self.backbone, tokenizer))
+        if (path / FOLDER).is_dir():
+            shutil.rmtree(path / FOLDER)  # an earlier export's
+        if self.auxiliary_head is not None:
+            self.auxiliary_head.save(path, self.config.split_layer)
+        return path
+
+
+def set_dropout(encoder_config: PreTrainedConfig, dropout: float | None) -> None:
+    """Set all dropout probabilities of an encoder; None leaves them."""
+    for field in dropout_fields(encoder_config) if dropout is not None else ():
+        setattr(encoder_config, field, dropout)
