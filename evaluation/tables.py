@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from csekit.evaluation.selection import selection_table
+from csekit.evaluation.sts_data import STS_TASKS
 
 _BLOCK = re.compile(
     r"(?P<head><!-- table:(?P<name>[^\s>]+) -->\n)(?P<body>.*?)(?P<tail><!-- end table -->)", re.DOTALL
@@ -42,7 +43,8 @@ def main_table(summary: Mapping[str, Any]) -> str:
     rows = {name: row for name, row in summary["experiments"].items() if row.get("test")}
     if not rows:
         raise TableError(f"plan {summary['plan']}: no experiment has test scores yet")
-    tasks = list(dict.fromkeys(task for row in rows.values() for task in row["test"] if task != "Avg"))
+    found = list(dict.fromkeys(task for row in rows.values() for task in row["test"] if task != "Avg"))
+    tasks = [task for task in STS_TASKS if task in found] + [task for task in found if task not in STS_TASKS]
     counts = {len(row["finished_seeds"]) for row in rows.values()}
     with_p = any(row.get("p_value") is not None for row in rows.values())
     head = ["", *tasks, "Avg", "STS-B dev", *(["p"] if with_p else []), *(["seeds"] if len(counts) > 1 else [])]
