@@ -166,6 +166,7 @@ def demo_encoder(cache_dir: str | Path, settings: DemoSettings | None = None, pr
     try:
         with preserved_rng():
             _pretrain(sentences, settings, part, progress)
+        shutil.rmtree(part / "unused", ignore_errors=True)  # the trainer's own folder: nothing is saved there
         (part / "sentences.txt").write_text("\n".join(sentences) + "\n", encoding="utf-8")
         os.replace(part, target)
     except OSError:
