@@ -99,8 +99,8 @@ def _is_prose(sentence: str) -> bool:
     return sum(_WORD.fullmatch(word) is not None for word in words) >= 0.75 * len(words)
 
 
-#: What ``examples/run_unsup.py`` does when it is told nothing. Pooling and dropout were chosen so that training shows an
-#: effect, with the scores of both halves of the demo pairs in view.
+#: What ``examples/run_unsup.py`` does when it is told nothing. Pooling and dropout were chosen so that training shows
+#: an effect, with the scores of both halves of the demo pairs in view.
 DEMO: dict[str, Any] = {
     "output_dir": "runs/demo",
     "learning_rate": 3e-4,
