@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
+from .unpadding import run_encoder
+
 #: Subfolder of a stage-1 checkpoint; the rest of the folder is a plain masked LM, which anything loads.
 FOLDER = "auxiliary_head"
 
@@ -76,7 +78,7 @@ class AuxiliaryHead(nn.Module):
         return layer_list(self.model)
 
     def forward(self, states_NLH: Tensor, mask_NL: Tensor) -> Tensor:
-        return self.model(inputs_embeds=states_NLH, attention_mask=mask_NL).last_hidden_state
+        return run_encoder(self.model, mask_NL, inputs_embeds_NLH=states_NLH).last_hidden_state
 
     def copy_top_layers(self, encoder: PreTrainedModel) -> None:
         """Start as the encoder's last layers, with what stands beside its list of layers (relative positions).

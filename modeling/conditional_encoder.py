@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from .auxiliary_head import embeddings_module
 from .objectives import Views
+from .unpadding import run_encoder
 
 
 def embedding_width(model: PreTrainedModel) -> int:
@@ -25,8 +26,9 @@ def embedding_width(model: PreTrainedModel) -> int:
 
 
 @contextmanager
-def first_position(model: PreTrainedModel, vectors_RE: Tensor) -> Iterator[None]:
-    """Inside, the output of the model's embedding layer (after norm and dropout) is ``vectors_RE`` at position 0."""
+def first_position(model: PreTrainedModel, vectors_RE: Tensor, starts_R: Tensor) -> Iterator[None]:
+    """Inside, the output of the model's embedding layer (after norm and dropout) is ``vectors_RE`` at each row's first
+    token: position 0, or ``starts_R`` in a packed batch."""
 
     def replace(module: nn.Module, arguments: Any, states: Any) -> Tensor:
         if not isinstance(states, Tensor) or states.shape[-1] != vectors_RE.shape[-1]:
@@ -34,7 +36,10 @@ def first_position(model: PreTrainedModel, vectors_RE: Tensor) -> Iterator[None]
                 f"{type(model).__name__}: the output of {type(module).__name__} is no embedding layer's of width "
                 f"{vectors_RE.shape[-1]}; this family cannot be a discriminator"
             )
-        return torch.cat([vectors_RE.to(states.dtype).unsqueeze(1), states[:, 1:]], dim=1)
+        vectors = vectors_RE.to(states.dtype)
+        if len(states) < len(vectors):  # packed: one row of all tokens
+            return states.index_copy(1, starts_R, vectors.unsqueeze(0))
+        return torch.cat([vectors.unsqueeze(1), states[:, 1:]], dim=1)
 
     parent, name = embeddings_module(model)
     handle = getattr(parent, name).register_forward_hook(replace)
@@ -58,10 +63,11 @@ class ConditionalEncoder(nn.Module):
         needed = embedding_width(model)
         self.condition = nn.Identity() if needed == width else nn.Linear(width, needed)
 
-    def forward(self, ids_RK: Tensor, mask_RK: Tensor, vectors_RH: Tensor) -> Tensor:
-        """Last hidden states (R, K, D)."""
-        with first_position(self.model, self.condition(vectors_RH)):
-            return self.model(input_ids=ids_RK, attention_mask=mask_RK).last_hidden_state
+    def forward(self, ids_RK: Tensor, mask_RK: Tensor, vectors_RH: Tensor, at_padding: bool = False) -> Tensor:
+        """Last hidden states (R, K, D); those at padding only have a meaning with ``at_padding``, which costs them."""
+        lengths_R = mask_RK.sum(1)
+        with first_position(self.model, self.condition(vectors_RH), lengths_R.cumsum(0) - lengths_R):
+            return run_encoder(self.model, mask_RK, ids_RK, packed=not at_padding).last_hidden_state
 
 
 def conditions(views: Views, kind: str, count: int, rows: int) -> Tensor:

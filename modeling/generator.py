@@ -11,6 +11,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from .masked_lm import _Passthrough
+from .unpadding import pack_batches, run_encoder
 
 
 class Generator:
@@ -49,6 +50,7 @@ class Generator:
         setattr(model, model.base_model_prefix, _Passthrough())
         self.head: nn.Module = model
         self.networks = nn.ModuleList([self.backbone, self.head]).requires_grad_(False).eval()
+        pack_batches(self.backbone)
 
     def logits(self, ids_RK: Tensor, mask_RK: Tensor, positions_M: Tensor, dropout: bool = False) -> Tensor:
         """(M, V) logits at ``positions_M`` of the flattened ids; only these rows meet the vocabulary."""
@@ -57,7 +59,7 @@ class Generator:
         if self.networks.training != dropout:
             self.networks.train(dropout)
         with torch.no_grad():
-            states = self.backbone(input_ids=ids_RK, attention_mask=mask_RK).last_hidden_state
+            states = run_encoder(self.backbone, mask_RK, ids_RK).last_hidden_state
             rows = states.flatten(0, 1).index_select(0, positions_M)
             return self.head(inputs_embeds=rows.unsqueeze(0)).logits[0, :, : self.vocab_size]
 

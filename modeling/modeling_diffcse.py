@@ -98,8 +98,10 @@ class ReplacedTokenDetection(EditingObjective):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         edited_RK, mask_RK, labels_RK = self.edited(batch)
         vectors_RH = conditions(views, self.config.condition, self.config.views, len(edited_RK))
-        states, labels = self.discriminator(edited_RK, mask_RK, vectors_RH).flatten(0, 1), labels_RK.flatten()
-        if self.config.rtd_positions == "real":
+        everywhere = self.config.rtd_positions == "all"
+        states = self.discriminator(edited_RK, mask_RK, vectors_RH, at_padding=everywhere).flatten(0, 1)
+        labels = labels_RK.flatten()
+        if not everywhere:
             scored = batch["rtd_scored"]
             states, labels = states.index_select(0, scored), labels.index_select(0, scored)
         logits = self.head(states)

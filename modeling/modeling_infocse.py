@@ -20,6 +20,7 @@ from .losses import token_cross_entropy_sum
 from .masked_lm import MaskedLMHead
 from .modeling_cse import CSEModel, build_backbone, load_backbone
 from .objectives import Encode, MaskingSpec, Objective, Views
+from .unpadding import run_encoder
 
 
 class _Scale(torch.autograd.Function):
@@ -50,7 +51,7 @@ class LowerLayers(nn.Module):
         return super().train(False)
 
     def forward(self, input_ids_NL: Tensor, mask_NL: Tensor) -> Tensor:
-        return self.model(input_ids=input_ids_NL, attention_mask=mask_NL).last_hidden_state
+        return run_encoder(self.model, mask_NL, input_ids_NL).last_hidden_state
 
     def load_from(self, name_or_path: str) -> None:
         """Copy the layers of a checkpoint."""

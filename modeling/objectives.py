@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from .unpadding import run_encoder
+
 
 @dataclass(frozen=True)
 class MaskingSpec:
@@ -139,7 +141,7 @@ class Encode:
     temperature: float = 0.05
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        return self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return run_encoder(self.backbone, attention_mask, input_ids).last_hidden_state
 
 
 class Objective(nn.Module):

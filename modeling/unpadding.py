@@ -1,0 +1,243 @@
+"""Packed batches: an encoder computes real tokens only, whatever the padding of its input.
+
+The real tokens of all rows are concatenated; every layer but attention sees just them. Attention lays them out again
+as padded rows, since scaled dot-product attention (with dropout) wants those, and packs what it returns. It hangs on
+Transformers' attention interface, so that no family's code is forked.
+
+Shape suffixes: N rows, L tokens of the longest, T real tokens of all rows, H hidden size, A heads, D size of a head.
+"""
+
+import inspect
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from .dropout import dropout
+
+logger = logging.getLogger(__name__)
+
+#: The name under which Transformers knows the attention of packed batches.
+PACKED_ATTENTION = "csekit_packed"
+
+
+class _TakeRows(torch.autograd.Function):
+    """``states.index_select(0, index)`` for an index without repetition: its gradient is a copy, not a sum."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, index_T: Tensor) -> Tensor:
+        ctx.save_for_backward(index_T)
+        ctx.rows = len(states)
+        return states.index_select(0, index_T)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (index_T,) = ctx.saved_tensors
+        return gradient.new_zeros((ctx.rows, *gradient.shape[1:])).index_copy_(0, index_T, gradient), None
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the real tokens of a padded batch stand.
+
+    Arguments:
+        mask_NL: bool, True for real tokens.
+        index_T: int64, their places in the flattened (N·L) batch, ascending.
+    """
+
+    mask_NL: Tensor
+    index_T: Tensor
+
+    @classmethod
+    def of(cls, attention_mask_NL: Tensor) -> "Packing":
+        mask_NL = attention_mask_NL.bool()
+        return cls(mask_NL, mask_NL.flatten().nonzero().squeeze(1))
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing is padded."""
+        return len(self.index_T) == self.mask_NL.numel()
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """(N, L, …) → (T, …)."""
+        return _TakeRows.apply(padded.flatten(0, 1), self.index_T)
+
+    def pad(self, packed: Tensor) -> Tensor:
+        """(T, …) → (N, L, …), zeros at padding."""
+        N, L = self.mask_NL.shape
+        padded = packed.new_zeros((N * L, *packed.shape[1:]))
+        return padded.index_copy_(0, self.index_T, packed).unflatten(0, (N, L))
+
+    def positions(self, first: int = 0) -> Tensor:
+        """(1, T) int64: the place of each token among the real ones of its row, from ``first``."""
+        places_NL = self.mask_NL.to(torch.int64).cumsum(1) + (first - 1)
+        return places_NL.flatten().index_select(0, self.index_T).unsqueeze(0)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packing: Packing | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Scaled dot-product attention, within each row of ``packing`` where there is one.
+
+    Arguments:
+        query, key, value: (1, A, T, D) with a packing, else as in Transformers.
+        sliding_window: with a packing: a token sees those less than so many places away.
+
+    Returns:
+        (1, T, A, D), None
+    """
+    if packing is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    q_NALD, k_NALD, v_NALD = (
+        packing.pad(states.squeeze(0).transpose(0, 1)).transpose(1, 2) for states in (query, key, value)
+    )
+    L = packing.mask_NL.shape[1]
+    if sliding_window is not None and sliding_window < L:
+        place_L = torch.arange(L, device=query.device)
+        near_LL = (place_L[:, None] - place_L).abs() < sliding_window
+        attention_mask = packing.mask_NL[:, None, None] & near_LL
+    if kwargs.get("dropout") and query.device.type == "cpu":
+        p, scaling = kwargs["dropout"], kwargs.get("scaling")
+        output_NLAD = _attend_with_dropout(q_NALD, k_NALD, v_NALD, attention_mask, p, scaling)
+    else:
+        output_NLAD, _ = sdpa_attention_forward(module, q_NALD, k_NALD, v_NALD, attention_mask, **kwargs)
+    return packing.pack(output_NLAD).unsqueeze(0), None
+
+
+def _attend_with_dropout(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float, scaling: float | None
+) -> Tensor:
+    """What scaled dot-product attention does on CPU where it drops out, its randomness aside: (N, A, L, D) each,
+    boolean mask → (N, L, A, D)."""
+    with torch.autocast("cpu", enabled=False):
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scores = torch.matmul(query * scaling, key.transpose(2, 3))
+        if mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        weights = dropout(scores.softmax(-1), p)
+        return torch.matmul(weights, value).transpose(1, 2)
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
+
+
+def _first_position(model: nn.Module) -> int:
+    """The id of a row's first position: RoBERTa's stands behind its padding index."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
+
+
+def pack_batches(model: nn.Module) -> None:
+    """Let every encoder in ``model`` compute real tokens only, where its attention is the default (sdpa) and its
+    family dispatches through Transformers' attention interface; the others stay padded, which is said once a family.
+
+    The way back is Transformers' own: ``model.backbone.set_attn_implementation("sdpa")``.
+    """
+    for encoder in model.modules():
+        if not isinstance(encoder, PreTrainedModel) or encoder.base_model is not encoder:  # a head around an encoder
+            continue
+        if encoder.config._attn_implementation in ("sdpa", "eager") and not _dispatches(encoder):
+            _say_padded(type(encoder).__name__)
+        elif encoder.config._attn_implementation == "sdpa":
+            if _packs_exactly(encoder):
+                encoder.set_attn_implementation(PACKED_ATTENTION)
+            else:
+                _say_padded(type(encoder).__name__)
+
+
+@lru_cache
+def _say_padded(family: str) -> None:
+    logger.warning("%s cannot compute packed batches: they stay padded", family)
+
+
+def _arguments(encoder: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(encoder.forward).parameters
+
+
+def _dispatches(encoder: PreTrainedModel) -> bool:
+    """Whether the family's code hands positions and further arguments on to attention."""
+    names = _arguments(encoder)
+    further = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in names.values())
+    return further and "position_ids" in names and bool(encoder._supports_attention_backend)
+
+
+@torch.no_grad()
+def _packs_exactly(encoder: PreTrainedModel) -> bool:
+    """Whether packed and padded states of two short rows agree; True where it cannot be tried (an encoder without word
+    embeddings or weights)."""
+    words = encoder.get_input_embeddings()
+    if not isinstance(words, nn.Embedding) or words.weight.is_meta:
+        return True
+    pad = words.padding_idx or 0
+    ids_NL = (torch.arange(10, device=words.weight.device).view(2, 5) + pad + 1) % words.num_embeddings
+    mask_NL = torch.ones_like(ids_NL)
+    ids_NL[1, 3:], mask_NL[1, 3:] = pad, 0
+    flags = [(module, module.training) for module in encoder.modules()]
+    encoder.eval()
+    try:
+        padded = encoder(input_ids=ids_NL, attention_mask=mask_NL).last_hidden_state
+        encoder.set_attn_implementation(PACKED_ATTENTION)
+        packed = run_encoder(encoder, mask_NL, ids_NL).last_hidden_state
+        return bool(torch.allclose(padded[mask_NL.bool()], packed[mask_NL.bool()], rtol=1e-3, atol=1e-3))
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return False
+    finally:
+        encoder.set_attn_implementation("sdpa")
+        for module, training in flags:
+            module.training = training
+
+
+def run_encoder(
+    model: Any,
+    attention_mask_NL: Tensor,
+    input_ids_NL: Tensor | None = None,
+    inputs_embeds_NLH: Tensor | None = None,
+    *,
+    packed: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Call an encoder; where its attention is ``PACKED_ATTENTION``, on real tokens only.
+
+    Arguments:
+        input_ids_NL, inputs_embeds_NLH: one of them.
+        packed: False computes padding too, whatever the encoder's attention is.
+        kwargs: for the encoder.
+
+    Returns:
+        the encoder's output with ``last_hidden_state`` and ``hidden_states`` (N, L, H); at padding they are zero in a
+        packed batch and whatever the encoder gives otherwise.
+    """
+    packed = packed and model.config._attn_implementation == PACKED_ATTENTION
+    packing = Packing.of(attention_mask_NL) if packed else None
+    given = {"input_ids": input_ids_NL, "inputs_embeds": inputs_embeds_NLH}
+    inputs = {name: value for name, value in given.items() if value is not None}
+    if packing is None or packing.full:
+        return model(**inputs, attention_mask=attention_mask_NL, **kwargs)
+    output = model(
+        **{name: packing.pack(value).unsqueeze(0) for name, value in inputs.items()},
+        attention_mask=packing.mask_NL[:, None, None],  # of four dimensions: handed to attention as it is
+        position_ids=packing.positions(_first_position(model)),
+        packing=packing,
+        **kwargs,
+    )
+    output.last_hidden_state = packing.pad(output.last_hidden_state.squeeze(0))
+    if output.get("hidden_states") is not None:
+        output.hidden_states = tuple(packing.pad(states.squeeze(0)) for states in output.hidden_states)
+    return output

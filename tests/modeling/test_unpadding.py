@@ -1,0 +1,159 @@
+"""Packed batches: the states and gradients of padded ones, in every family that can."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModel
+
+from csekit.modeling import CSEModel, SimCSEModel
+from csekit.modeling.unpadding import PACKED_ATTENTION, Packing, _say_padded, pack_batches, run_encoder
+
+CAN = {"bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert", "albert"}
+LENGTHS = [3, 12, 1, 7]
+
+
+def ragged(vocabulary=90, pad=0):
+    ids = torch.randint(8, vocabulary, (len(LENGTHS), max(LENGTHS)))
+    mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).long()
+    return ids.masked_fill(mask == 0, pad), mask
+
+
+def padded_twin(model):
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if hasattr(module, "set_attn_implementation") and module.config._attn_implementation == PACKED_ATTENTION:
+            module.set_attn_implementation("sdpa")
+    return twin
+
+
+@pytest.fixture
+def model(family, checkpoint):
+    return SimCSEModel.from_backbone(checkpoint(family), dropout=0.0)
+
+
+def test_which_families_pack(family, model):
+    expected = PACKED_ATTENTION if family in CAN else model.backbone.config._attn_implementation
+    assert model.backbone.config._attn_implementation == expected
+    assert (expected == PACKED_ATTENTION) is (family in CAN)
+
+
+def test_states_and_gradients_of_padded_batches(family, model, encoder_config):
+    twin = padded_twin(model)
+    ids, mask = ragged(pad=encoder_config(family).pad_token_id)
+    weights = torch.randn(len(LENGTHS), max(LENGTHS), model.config.hidden_size) * mask.unsqueeze(-1)
+    results = []
+    for each in (model, twin):
+        output = run_encoder(each.backbone, mask, ids, output_hidden_states=True)
+        states = torch.stack(output.hidden_states)[[1, -1]] * mask[..., None]
+        (states * weights).sum().backward()
+        results.append((states.detach(), output.last_hidden_state * mask[..., None]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+    for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), name
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_padding_is_not_computed(checkpoint):
+    model = SimCSEModel.from_backbone(checkpoint("bert"))
+    seen = []
+    model.backbone.encoder.layer[0].output.register_forward_hook(lambda *args: seen.append(args[2].shape))
+    ids, mask = ragged()
+    output = run_encoder(model.backbone, mask, ids).last_hidden_state
+    assert seen == [(1, sum(LENGTHS), 16)]
+    assert not output[mask == 0].any()
+    run_encoder(model.backbone, mask, ids, packed=False)
+    assert seen[1] == (len(LENGTHS), max(LENGTHS), 16)
+
+
+def test_what_the_caller_asks_for_stays(checkpoint, tmp_path):
+    model = SimCSEModel.from_backbone(checkpoint("bert"), attn_implementation="eager")
+    assert model.backbone.config._attn_implementation == "eager"
+    packed = SimCSEModel.from_backbone(checkpoint("bert"))
+    packed.save_pretrained(tmp_path / "training")
+    packed.backbone.save_pretrained(tmp_path / "plain")
+    for folder in ("training", "plain"):
+        assert PACKED_ATTENTION not in (tmp_path / folder / "config.json").read_text()
+    assert AutoModel.from_pretrained(tmp_path / "plain").config._attn_implementation == "sdpa"
+    again = SimCSEModel.from_pretrained(tmp_path / "training")
+    assert again.backbone.config._attn_implementation == PACKED_ATTENTION
+
+
+def test_a_family_whose_attention_sees_other_rows_stays_padded(checkpoint, monkeypatch, caplog):
+    backbone = AutoModel.from_pretrained(checkpoint("bert"))
+    forward = backbone.embeddings.forward
+    monkeypatch.setattr(backbone.embeddings, "forward", lambda **kw: forward(**{**kw, "position_ids": None}))
+    _say_padded.cache_clear()
+    pack_batches(backbone)
+    pack_batches(backbone)
+    assert backbone.config._attn_implementation == "sdpa"
+    assert caplog.text.count("BertModel cannot compute packed batches") == 1
+
+
+def test_gradient_checkpointing(checkpoint):
+    model = SimCSEModel.from_backbone(checkpoint("bert"), dropout=0.0).train()
+    twin = copy.deepcopy(model)
+    twin.gradient_checkpointing_enable()
+    ids, mask = ragged()
+    for each in (model, twin):
+        each(ids[:, None], mask[:, None]).loss.backward()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+OBJECTIVES = ["reconstruction", "mlm", "aux_mlm", "rtd", "edited", "conditional_mlm", "corrective_lm"]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective(name, checkpoint, batch_of):
+    fields = {f"{name}_weight": 0.7} | ({"aux_mlm_head_init": "top_layers"} if name == "aux_mlm" else {})
+    fields |= {f"{name}_edit_sampling": "argmax"} if name in ("rtd", "edited", "corrective_lm") else {}
+    model = CSEModel.from_backbone(checkpoint("bert"), dropout=0.0, **fields)
+    batch = batch_of(model)
+    twin = padded_twin(model)
+    for each in (model, twin):
+        each.train()
+        each(**batch, return_loss=True).loss.backward()
+    ours, theirs = (each(**batch, return_loss=True).loss_dict for each in (model, twin))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    for (parameter, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5, msg=parameter)
+
+
+def test_dropout_has_the_distribution_of_padded_batches(checkpoint):
+    """Mean and variance over many draws; attention's own dropout alone, then that of the hidden states alone."""
+    ids, mask = ragged()
+    for chosen in ("attention.self.dropout", "output.dropout"):
+        model = SimCSEModel.from_backbone(checkpoint("bert"), dropout=0.0)
+        for path, module in model.backbone.named_modules():
+            if path.endswith(chosen):
+                module.p = 0.3
+        model.backbone.train()
+        moments = []
+        for packed in (True, False):
+            with torch.no_grad():
+                draws = torch.stack(
+                    [run_encoder(model.backbone, mask, ids, packed=packed)[0][mask == 1] for _ in range(600)]
+                )
+            moments.append((draws.mean(0), draws.std(0)))
+        (mean, spread), (other_mean, other_spread) = moments
+        error = (spread**2 + other_spread**2).sqrt() / 600**0.5
+        assert spread.mean() > 0.02
+        assert ((mean - other_mean).abs() <= 5 * error + 1e-6).all()
+        torch.testing.assert_close(spread.mean(), other_spread.mean(), rtol=0.03, atol=0)
+
+
+def test_packing_and_back():
+    _, mask = ragged()
+    packing = Packing.of(mask)
+    states = torch.randn(len(LENGTHS), max(LENGTHS), 5, requires_grad=True)
+    packed = packing.pack(states)
+    assert torch.equal(packed, torch.cat([row[:length] for row, length in zip(states, LENGTHS, strict=True)]))
+    assert torch.equal(packing.pad(packed), states * mask[..., None])
+    weights = torch.randn_like(packed)
+    (packed * weights).sum().backward()
+    assert torch.equal(states.grad, packing.pad(weights))
+    assert packing.positions(2).tolist() == [[2 + i for length in LENGTHS for i in range(length)]]
+    assert not packing.full and Packing.of(torch.ones(2, 3)).full
