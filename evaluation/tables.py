@@ -4,7 +4,8 @@
 ``<!-- table:NAME -->`` and ``<!-- end table -->``; with ``--check`` it changes nothing and fails where a table is
 stale.
 
-NAME is a plan (``equal-terms``: one row an experiment, test sets in columns) or a plan and one of its ablation tables
+NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
+(``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
 (``informin-ablations/lambda``), or ``selection`` (see ``csekit.evaluation.selection``). An ablation table stands in
 the plan's ``tables``::
 
@@ -57,6 +58,35 @@ def main_table(summary: Mapping[str, Any]) -> str:
     return "\n".join([_main_caption(summary, rows.values(), counts, with_p), "", *_markdown(head, body)])
 
 
+def margin_table(summary: Mapping[str, Any]) -> str:
+    """One row an experiment: Avg, its difference to each baseline with p, the paper's difference."""
+    spec = summary.get("margins")
+    if not spec or not spec["rows"]:
+        raise TableError(
+            f"plan {summary['plan']} has no margins, or no experiment beside its baselines has scores yet"
+        )
+    titles = {name: experiment["title"] for name, experiment in summary["experiments"].items()}
+    paper = spec.get("paper") or {}
+    head = ["", "Avg"]
+    for base in spec["against"]:
+        head += [f"less {titles[base]}", "p"]
+    body = []
+    for name, row in spec["rows"].items():
+        cells = [titles[name], _spread(summary["experiments"][name]["test"]["Avg"])]
+        for base in spec["against"]:
+            margin = row.get(base) or {}
+            cells += [_spread(margin, sign=True), _p_value(margin.get("p_value"))]
+        body.append([*cells, *([_number(paper.get(name), sign=True)] if paper else [])])
+    head += ["paper"] if paper else []
+    seeds = sorted({margin["n"] for row in spec["rows"].values() for margin in row.values()})
+    caption = (
+        "Avg of the seven STS test sets, less that of the baseline with the same seed; mean ± standard deviation over "
+        f"{' or '.join(map(str, seeds))} seeds; p: one-sided paired bootstrap over the test pairs"
+    )
+    caption += f". Paper: {spec['source']}." if paper else "."
+    return "\n".join([caption, "", *_markdown(head, body)])
+
+
 def ablation_table(summary: Mapping[str, Any], name: str) -> str:
     """Our dev score beside the paper's number, row by row."""
     spec = summary["tables"].get(name)
@@ -89,6 +119,8 @@ def render(name: str, results_dir: Path) -> str:
     if not path.is_file():
         raise TableError(f"table:{name} needs {path}, which does not exist (run examples/run_seeds.py first)")
     summary = json.loads(path.read_text(encoding="utf-8"))
+    if table == "margins":
+        return margin_table(summary)
     return ablation_table(summary, table) if table else main_table(summary)
 
 
@@ -158,14 +190,14 @@ def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     return [lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]]
 
 
-def _spread(value: Mapping[str, Any] | None) -> str:
+def _spread(value: Mapping[str, Any] | None, sign: bool = False) -> str:
     if not value:
         return "–"
-    return _number(value["mean"]) + (f" ± {value['std']:.2f}" if value.get("std") is not None else "")
+    return _number(value["mean"], sign) + (f" ± {value['std']:.2f}" if value.get("std") is not None else "")
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def _number(value: float | None, sign: bool = False) -> str:
+    return "–" if value is None else f"{value:{'+' if sign else ''}.2f}"
 
 
 def _p_value(value: float | None) -> str:
