@@ -101,10 +101,11 @@ def ablation_table(summary: Mapping[str, Any], name: str) -> str:
         body.append([str(row["label"]), _number(dev), _number(row.get("paper"))])
     experiments = [summary["experiments"][experiment] for experiment in used]
     seeds = sorted({experiment["seeds"][0] for experiment in experiments})
+    differ = "models and corpora" if "STS-B dev" in spec["paper_column"] else "models, corpora and test sets"
     caption = (
         f"{spec['title']}. Ours: STS-B dev, Spearman × 100, {_origin(experiments)}; one seed "
         f"({', '.join(map(str, seeds))}), so small differences say nothing. Paper: {spec['source']}; "
-        f"{spec['paper_column']}. The two columns are different models, corpora and test sets: compare their order."
+        f"{spec['paper_column']}. The two columns are different {differ}: compare their order."
     )
     head = [spec["column"], "ours, STS-B dev", f"paper, {spec['paper_column']}"]
     return "\n".join([caption, "", *_markdown(head, body)])

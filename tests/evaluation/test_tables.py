@@ -86,6 +86,9 @@ def test_ablation_table_has_the_papers_number_beside_ours(summary: dict[str, Any
     caption, _, head, _, *rows = ablation_table(summary, "lambda").splitlines()
     assert "A paper, Table 5" in caption and "stand-in Wikipedia corpus" in caption and "backbone mini" in caption
     assert head == "| λ | ours, STS-B dev | paper, Avg. |"
+    assert "different models, corpora and test sets" in caption
+    summary["tables"]["lambda"]["paper_column"] = "STS-B dev, BERT-base"
+    assert "different models and corpora:" in ablation_table(summary, "lambda")
     assert rows == ["| 0.04 | 70.12 | 76.09 |", "| 0.4 | 71.00 | 77.30 |", "| 4 | – | 77.18 |"]
 
 
