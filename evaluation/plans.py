@@ -193,7 +193,7 @@ class Plan:
         _check_folders(plan)
         known = {trial.label for trial in plan.trials()}
         for table, spec in plan.tables.items():
-            for row in spec["rows"]:
+            for row in [*spec.get("rows", []), *spec.get("curves", [])]:
                 if row["trial"] not in known:
                     raise PlanError(f"tables.{table}: {row['trial']!r} is no trial of this plan")
         return plan
@@ -227,13 +227,13 @@ class Clock:
         if trial.steps and "train" in seconds:
             self._measured.setdefault(trial.experiment, []).append(seconds["train"] / (trial.steps * trial.batch))
         if "total" in seconds:
-            kind = self._extra.setdefault(trial.kind, [])
-            kind.append(seconds["total"] - (seconds.get("train", 0.0) if trial.kind != "command" else 0.0))
+            alike = self._extra.setdefault(_alike(trial), [])
+            alike.append(seconds["total"] - (seconds.get("train", 0.0) if trial.kind != "command" else 0.0))
 
     def seconds(self, trial: Trial) -> float | None:
         """Expected seconds of a trial, None where nothing tells."""
         experiment = self.plan.experiments[trial.experiment]
-        extra = _mean(self._extra.get(trial.kind, [])) or experiment.seconds_per_trial
+        extra = _mean(self._extra.get(_alike(trial), [])) or experiment.seconds_per_trial
         if trial.steps == 0:
             return extra
         per_sentence = self._seconds_per_sentence(experiment)
@@ -274,6 +274,11 @@ def mean(values: Sequence[float]) -> float:
 
 def _mean(values: Sequence[float]) -> float | None:
     return mean(values) if values else None
+
+
+def _alike(trial: Trial) -> str:
+    """Trials of one kind spend the same time around their steps; commands have nothing in common."""
+    return trial.label if trial.kind == "command" else trial.kind
 
 
 def _hint(experiment: Experiment) -> float | None:

@@ -6,7 +6,8 @@ stale.
 
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
-(``informin-ablations/lambda``), or ``selection`` (see ``csekit.evaluation.selection``). An ablation table stands in
+(``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), or ``parameters/FILE`` and
+``costs/FILE`` for the files of these folders (see ``csekit.evaluation.costs``). An ablation table stands in
 the plan's ``tables``::
 
     lambda:
@@ -16,6 +17,9 @@ the plan's ``tables``::
       paper_column: BERT-base, Avg. of seven STS test sets
       rows:
         - {label: "0.04", trial: weight/lambda-0.04, paper: 76.09}
+
+With ``curves`` in the place of ``rows``, a list of ``label`` and ``trial``, it is a table over the steps of
+pre-training runs (see ``csekit.evaluation.curves``).
 """
 
 import argparse
@@ -26,6 +30,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from csekit.evaluation.costs import costs_table, parameters_table
+from csekit.evaluation.curves import curves_table
+from csekit.evaluation.results import read_results
 from csekit.evaluation.selection import selection_table
 from csekit.evaluation.sts_data import STS_TASKS
 
@@ -33,6 +40,7 @@ _BLOCK = re.compile(
     r"(?P<head><!-- table:(?P<name>[^\s>]+) -->\n)(?P<body>.*?)(?P<tail><!-- end table -->)", re.DOTALL
 )
 _HEAD = re.compile(r"<!-- table:")
+_BENCHMARKS = {"parameters": ("parameters.py", parameters_table), "costs": ("train_step.py", costs_table)}
 
 
 class TableError(ValueError):
@@ -116,12 +124,20 @@ def render(name: str, results_dir: Path) -> str:
     if name == "selection":
         return selection_table(results_dir)
     plan, _, table = name.partition("/")
+    if plan in _BENCHMARKS:
+        script, make = _BENCHMARKS[plan]
+        path = results_dir / plan / f"{table}.json"
+        if not path.is_file():
+            raise TableError(f"table:{name} needs {path}, which does not exist (run benchmarks/{script} first)")
+        return _assembled(*make(read_results(path)))
     path = results_dir / plan / "summary.json"
     if not path.is_file():
         raise TableError(f"table:{name} needs {path}, which does not exist (run examples/run_seeds.py first)")
     summary = json.loads(path.read_text(encoding="utf-8"))
     if table == "margins":
         return margin_table(summary)
+    if "curves" in summary["tables"].get(table, {}):
+        return _assembled(*curves_table(summary["tables"][table], path.parent))
     return ablation_table(summary, table) if table else main_table(summary)
 
 
@@ -183,6 +199,10 @@ def _origin(experiments: Iterable[Mapping[str, Any]]) -> str:
     corpora = {(corpus["name"], corpus["rows"]): None for row in experiments for corpus in row.get("corpus", [])}
     names = " and ".join(f"{name} ({rows:,} sentences)" if rows else name for name, rows in corpora)
     return f"backbone {' and '.join(backbones) or 'unknown'}, stand-in Wikipedia corpus {names or 'unknown'}"
+
+
+def _assembled(caption: str, head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    return "\n".join([caption, "", *_markdown(head, body)])
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:

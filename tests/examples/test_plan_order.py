@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from csekit.evaluation.plans import Plan, PlanError
+from csekit.evaluation.plans import Clock, Plan, PlanError
 
 MAKE = (
     "import json, os, pathlib, sys; out = pathlib.Path(sys.argv[1]); out.mkdir(parents=True, exist_ok=True); "
@@ -78,6 +78,15 @@ def test_a_run_waits_for_an_earlier_single_run_only(staged: Any, label: str) -> 
     staged.plan["experiments"]["second"] = {"command": ["-c", "pass"]}
     with pytest.raises(PlanError, match=r"earlier experiment of this plan, one of \['first/made'\]"):
         Plan.from_dict(staged.plan)
+
+
+def test_a_command_says_nothing_of_the_minutes_of_another(staged: Any) -> None:
+    staged.plan["experiments"]["first"]["seconds_per_trial"] = 1000
+    staged.plan["experiments"]["second"] = {"command": ["-c", "pass"], "seconds_per_trial": 10}
+    plan = Plan.from_dict(staged.plan)
+    clock, first, second = Clock(plan), plan.trial("first/made"), plan.trial("second/run")
+    clock.add(first, {"train": 500.0, "total": 600.0})
+    assert (clock.seconds(first), clock.seconds(second)) == (600, 10)
 
 
 @pytest.fixture
