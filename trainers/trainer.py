@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -118,15 +119,20 @@ class CSETrainer(TermsTrainer):
             self.optimizer = kind(groups, **options)
         return self.optimizer
 
-    def _clip_grad_norm(self, model: nn.Module) -> Any:
+    @cached_property
+    def clip_groups(self) -> dict[str, list[nn.Parameter]]:
+        """The trainable parameters by the name of their clipping norm."""
         groups: dict[str, list[nn.Parameter]] = {}
         for group in self.model.parameter_groups():
             groups.setdefault(group.get("clip_group", "encoder"), []).extend(group["params"])
-        if len(groups) == 1:
+        return groups
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if len(self.clip_groups) == 1:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
-        norms = {name: nn.utils.clip_grad_norm_(group, self.args.max_grad_norm) for name, group in groups.items()}
-        return norms["encoder"]
+        limit = self.args.max_grad_norm
+        return {name: nn.utils.clip_grad_norm_(group, limit) for name, group in self.clip_groups.items()}["encoder"]
 
     # Selection
 

@@ -12,6 +12,7 @@ from csekit.modeling import (
     CSEConfig,
     CSEModel,
     InfoCSEConfig,
+    InfoCSEPretrainingConfig,
     InforMinConfig,
     InforMinModel,
     MaskedLMConfig,
@@ -22,6 +23,18 @@ from csekit.modeling import (
 from csekit.modeling.configuration_cse import dropout_fields
 
 CONFIGS = [CSEConfig, SimCSEConfig, InforMinConfig, InfoCSEConfig]
+
+
+@pytest.mark.parametrize("kind", [CSEConfig, InfoCSEConfig, InfoCSEPretrainingConfig])
+def test_what_a_config_takes_from_its_encoders(kind):
+    encoder = {"model_type": "roberta", "hidden_size": 24, "num_attention_heads": 2, "initializer_range": 0.03}
+    config = kind(encoder_config={**encoder, "pad_token_id": 1, "_name_or_path": "/home/somebody/roberta"})
+    assert isinstance(config.encoder_config, RobertaConfig)
+    assert (config.hidden_size, config.initializer_range, config.pad_token_id) == (24, 0.03, 1)
+    assert "_name_or_path" not in config.to_dict()["encoder_config"]
+    assert kind.from_dict(json.loads(config.to_json_string())).to_dict() == config.to_dict()
+    with pytest.raises(ValueError, match="encoder_config must have a 'model_type'"):
+        kind(encoder_config={"hidden_size": 24})
 
 
 def test_defaults_are_the_papers():
