@@ -56,7 +56,8 @@ def main() -> int:
         )
         dev, tests = load_dev(run), load_tests(run) if args.do_predict else []
         tokenizer = AutoTokenizer.from_pretrained(run.model_name_or_path)
-        fit = corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=fields.get("prompt_template"))
+        template = METHODS[run.method].config_class(**fields).prompt_template  # a method may bring its own
+        fit = corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=template)
         print(f"{corpus.name}: {corpus.report.summary()}; {fit.summary()}")
         if fit.warning:
             print(f"warning: {fit.warning}", file=sys.stderr)
