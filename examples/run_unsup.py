@@ -17,6 +17,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, set_seed
 
 from csekit.modeling import METHODS
+from csekit.modeling.export import needs_code
 from csekit.trainers import CSETrainer, load_corpus, parse_run_arguments
 from csekit.trainers.demo import DEMO, with_demo
 from csekit.trainers.runs import (
@@ -81,7 +82,8 @@ def main() -> int:
         seconds["total"] = time.monotonic() - started
         write_run(trainer, run, before, after, seconds)
         print(before_and_after(before, after))
-        print(f"\nThe encoder is in {folder}: SentenceTransformer({str(folder)!r})")
+        code = ", trust_remote_code=True" if needs_code(model.config) else ""
+        print(f"\nThe encoder is in {folder}: SentenceTransformer({str(folder)!r}{code})")
         if demo:
             print(REAL_RUN)
     return 0

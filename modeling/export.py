@@ -102,9 +102,7 @@ def fold(linear: nn.Linear, norm: nn.BatchNorm1d) -> nn.Linear:
     return folded
 
 
-def save_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, path: Path, limit: int, template: str | None = None
-) -> None:
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path, limit: int, template: str | None = None) -> None:
     """Save a copy with this length limit, without the truncation and padding of the caller's last call. It puts the
     template around every text by itself.
 

@@ -86,11 +86,9 @@ class InformationCompensation(Objective):
     def __init__(self, config: InformationCompensationConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
         self.reads_z = config.representation == "z"
-        heads = config.decoder_heads or int(encoder_config.num_attention_heads)
-        if encoder_config.hidden_size % heads:
-            raise ValueError(
-                f"icm_decoder_heads must divide the hidden size {encoder_config.hidden_size}, got {heads}"
-            )
+        heads, size = config.decoder_heads or int(encoder_config.num_attention_heads), encoder_config.hidden_size
+        if size % heads:
+            raise ValueError(f"icm_decoder_heads must divide the hidden size, {size}, got {heads}")
         self.decoder = SentenceDecoder(
             encoder_config,
             causal=config.decoder == "causal",
