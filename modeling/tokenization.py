@@ -1,10 +1,9 @@
 """Texts to token ids, a prompt template spliced in at token level: the sentence is truncated, the template never."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 import torch
@@ -116,7 +115,7 @@ def _special_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...],
     """What the tokenizer itself puts in front of and behind a sentence, seen on the first text that has a token at all
     (not every vocabulary knows the letter a) and that does not stand in the frame as well."""
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    for text in chain(("a",), tokenizer.get_vocab()):
+    for text in _probes(tokenizer):
         probe = tokenizer(text, add_special_tokens=False)["input_ids"]
         if probe and not set(probe) & special:
             framed = tokenizer(text, add_special_tokens=True)["input_ids"]
@@ -124,6 +123,12 @@ def _special_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...],
             if len(starts) == 1:
                 return tuple(framed[: starts[0]]), tuple(framed[starts[0] + len(probe) :])
     raise ValueError("the tokenizer makes no token of any piece of its own vocabulary")
+
+
+def _probes(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Texts to look for the frame with; the vocabulary, which can take seconds to list, only where "a" will not do."""
+    yield "a"
+    yield from tokenizer.get_vocab()
 
 
 def tokenize(

@@ -24,10 +24,11 @@ def test_a_tokenizer_with_the_template_does_what_training_does(
 ) -> None:
     """The same ids at any length, also after a reload; the sentence is cut, the template never."""
     before = tokenizer.backend_tokenizer.to_str()
-    save_tokenizer(tokenizer, tmp_path, 64, template)
+    save_tokenizer(tokenizer, tmp_path, 128, template)
     for baked in (with_template(tokenizer, template), AutoTokenizer.from_pretrained(tmp_path)):
         assert own_template(baked) == template
-        for length in (20, 24, 64):
+        frame = sentence_frame(tokenizer, template)
+        for length in (len(frame.before) + len(frame.after) + room for room in (1, 6, 60)):
             texts = [*sentences, f"I am {tokenizer.mask_token} here", sentences[0] * 5]
             expected = tokenize(tokenizer, texts, length, template)
             assert baked(texts, truncation=True, max_length=length)["input_ids"] == expected.input_ids
