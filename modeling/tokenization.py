@@ -94,19 +94,19 @@ def with_template(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrain
     Raises:
         ValueError: the tokenizer has no Rust backend, and so no post-processor; what :func:`sentence_frame` refuses.
     """
-    frame, baked = sentence_frame(tokenizer, template), copy.deepcopy(tokenizer)
-    if own_template(tokenizer) == template:
-        return baked
+    frame = sentence_frame(tokenizer, template)
     if not tokenizer.is_fast:
         raise ValueError(f"prompt_template needs a fast tokenizer, got {type(tokenizer).__name__}")
+    baked = copy.deepcopy(tokenizer)
+    if own_template(tokenizer) == template:
+        return baked
+    around = {"Before": list(frame.before), "After": list(frame.after)}
     pieces = [
-        {"id": name, "ids": list(ids), "tokens": tokenizer.convert_ids_to_tokens(list(ids))}
-        for name, ids in (("Before", frame.before), ("After", frame.after))
-        if ids
+        {"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)} for name, ids in around.items() if ids
     ]
-    order = " ".join(name for name, ids in (("Before", frame.before), ("$A", True), ("After", frame.after)) if ids)
-    pair = order.replace("$A", "$A $B")
-    baked.backend_tokenizer.post_processor = TemplateProcessing(single=order, pair=pair, special_tokens=pieces)
+    single = " ".join(name for name in ("Before", "$A", "After") if around.get(name, True))
+    pair = single.replace("$A", "$A $B")
+    baked.backend_tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=pieces)
     baked.init_kwargs["prompt_template"] = template
     return baked
 

@@ -297,6 +297,22 @@ def test_element_dropout_is_for_training(checkpoint):
     torch.testing.assert_close(noisy[kept], ((plain - places) / (1 - 0.825))[kept], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["causal", "denoising"])
+def test_the_decoder_comes_to_read_the_embedding(checkpoint, batch_of, kind):
+    """A few sentences are soon told apart by their embeddings, and another's is then worse than its own."""
+    model = MSSEModel.from_backbone(checkpoint("bert"), icm_decoder=kind, word_dropout=1.0, dropout=0.0).train()
+    batch = batch_of(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    gaps = []
+    for _ in range(60):
+        terms, metrics = term(model, batch, "icm")
+        gaps.append(metrics["icm_gap"].item())
+        optimizer.zero_grad()
+        terms["icm"].backward()
+        optimizer.step()
+    assert abs(gaps[0]) < 0.2 and gaps[-1] > 1.0
+
+
 def test_a_sentence_without_a_word_of_its_own(checkpoint, batch_of):
     """Nothing but unknown words, in one sentence or in all: no token to predict, no division by zero."""
     for kind in ("causal", "denoising"):
