@@ -17,6 +17,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, set_seed
 
 from csekit.modeling import METHODS
+from csekit.modeling.export import needs_code
 from csekit.trainers import CSETrainer, load_corpus, parse_run_arguments
 from csekit.trainers.demo import DEMO, with_demo
 from csekit.trainers.runs import (
@@ -56,7 +57,8 @@ def main() -> int:
         )
         dev, tests = load_dev(run), load_tests(run) if args.do_predict else []
         tokenizer = AutoTokenizer.from_pretrained(run.model_name_or_path)
-        fit = corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=fields.get("prompt_template"))
+        template = METHODS[run.method].config_class(**fields).prompt_template  # a method may bring its own
+        fit = corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=template)
         print(f"{corpus.name}: {corpus.report.summary()}; {fit.summary()}")
         if fit.warning:
             print(f"warning: {fit.warning}", file=sys.stderr)
@@ -80,7 +82,8 @@ def main() -> int:
         seconds["total"] = time.monotonic() - started
         write_run(trainer, run, before, after, seconds)
         print(before_and_after(before, after))
-        print(f"\nThe encoder is in {folder}: SentenceTransformer({str(folder)!r})")
+        code = ", trust_remote_code=True" if needs_code(model.config) else ""
+        print(f"\nThe encoder is in {folder}: SentenceTransformer({str(folder)!r}{code})")
         if demo:
             print(REAL_RUN)
     return 0

@@ -30,7 +30,9 @@ class CSEConfig(EncoderWrapperConfig):
         encoder_config: configuration of the backbone, any encoder that ``AutoModel`` knows (default: BERT).
         pooling: ``cls`` (last layer, first token), ``mean`` (last layer), ``first_last_mean`` (mean over tokens of the
             first and the last layer), ``top2_mean`` (of the last two) or ``mask`` (the mask token of the template).
-        prompt_template: for ``mask``: text with ``{sentence}`` and ``{mask}``, e.g. ``'"{sentence}" means {mask}.'``.
+        prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``, e.g.
+            ``'"{sentence}" means {mask}.'``. One that ends in ``{mask}`` is not followed by a special token, so that
+            the mask token is the last and sentence-transformers needs no code for its export.
         prompt_mask_offset: where the template's mask token stands, from the first (≥ 0) or the last token (< 0); set
             by ``from_backbone``, which knows the tokenizer.
         projector: ``tanh`` (SimCSE), ``batchnorm`` (DiffCSE, InfoCSE), ``linear`` (MSSE) or ``none``; training only

@@ -249,10 +249,11 @@ class CSEModel(EncoderWrapper):
         return others_BK, others_BK.any(1).sum().float()
 
     def export(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> Path:
-        """Write the plain encoder with its pooling metadata: what ``AutoModel`` and ``SentenceTransformer`` load.
+        """Write the plain encoder with its pooling metadata: what ``AutoModel`` and ``SentenceTransformer`` load. See
+        ``export_encoder``.
 
         Raises:
-            ValueError: a pooling that has no native form in sentence-transformers, or a prompt template.
+            ValueError: a pooling that has no native form in sentence-transformers.
         """
         return export_encoder(self, Path(path), tokenizer)
 

@@ -1,4 +1,4 @@
-"""From rows of texts to a batch: tokenised once, with the masked copies that objectives ask for.
+"""From rows of texts to a batch: tokenised once, with the copies that objectives ask for.
 
 Shape suffixes: B sentences, C columns, V views, L tokens, M masked positions.
 """
@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from csekit.modeling.objectives import EditSpec, MaskingSpec
+from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
 from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize
 from csekit.trainers.editing import edited_copy
-from csekit.trainers.masking import MaskingVocabulary, check_spec, masked_copy
+from csekit.trainers.masking import MaskingVocabulary, check_spec, masked_copy, target_copy
 
 
 class CSECollator:
@@ -69,7 +69,7 @@ class CSECollator:
             - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
               ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
               independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). What an ``EditSpec``
-              brings, its own docstring says.
+              or a ``TargetSpec`` brings, its own docstring says.
 
         Raises:
             ValueError: rows with different numbers of texts, or without the further column that a spec wants.
@@ -100,6 +100,8 @@ class CSECollator:
             for name, spec in self.batch_specs.items():
                 if isinstance(spec, EditSpec):
                     named = self._edits(name, spec, own, after, index_B, epoch)
+                elif isinstance(spec, TargetSpec):
+                    named = self._target(name, spec, own, index_B, epoch)
                 else:
                     named = self._copies(name, spec, own, index_B, epoch)
                 batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
@@ -149,6 +151,14 @@ class CSECollator:
             pad_id=int(self.tokenizer.pad_token_id),
             multiple=self.pad_to_multiple_of or 1,
         )
+
+    def _target(self, name: str, spec: TargetSpec, own: Any, index_B: np.ndarray, epoch: int) -> dict[str, np.ndarray]:
+        """The text that one objective's decoder shall write; ``own`` are the rows of all views, view-major."""
+        B = len(index_B)
+        ids, maskable = (part[spec.view * B : (spec.view + 1) * B] for part in own[:2])
+        draws = self._draws(name, epoch, index_B, 1) | {"view": np.full(B, spec.view)}
+        pad_id, multiple = int(self.tokenizer.pad_token_id), self.pad_to_multiple_of or 1
+        return target_copy(ids, maskable, spec, self.vocabulary, pad_id=pad_id, multiple=multiple, **draws)
 
     def _draws(self, name: str, epoch: int, index_B: np.ndarray, V: int) -> dict[str, Any]:
         """What the draws of V views, view-major, depend on."""

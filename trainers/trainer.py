@@ -227,7 +227,7 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
             f"per_device_train_batch_size must be at least 2, the other rows are the negatives, got {rows}"
         )
     try:
-        check_exportable(model.config.pooling, model.config.prompt_template)
+        check_exportable(model.config.pooling)
     except ValueError as error:
         logger.warning("%s (it will be in %s/%s)", error, args.output_dir, TRAINING_FOLDER)
     if args.n_gpu > 1:

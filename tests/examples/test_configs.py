@@ -40,6 +40,15 @@ KNOWN = {
     "rtd_edit_sampling": str,
     "rtd_generator_dropout": bool,
     "rtd_positions": str,
+    "warmup_steps": int,
+    "dcm_weight": float,
+    "dcm_reduction": str,
+    "icm_weight": float,
+    "icm_decoder": str,
+    "icm_target": str,
+    "icm_decoder_layers": int,
+    "icm_decoder_heads": int,
+    "icm_element_dropout": float,
 }
 
 
@@ -49,7 +58,7 @@ def test_a_preset_names_its_table_and_has_known_keys(path: Path) -> None:
     preset = yaml.safe_load(text)
     assert next(iter(preset)) == "method"
     backbone = preset["model_name_or_path"].removesuffix("-uncased")
-    stem = path.stem.removesuffix("-released").removesuffix("-transfer")
+    stem = path.stem.removesuffix("-released").removesuffix("-transfer").removesuffix("-supervised")
     assert path.stem.startswith(preset["method"]) and stem.endswith(backbone)
     assert "Table" in text[: text.index("method:")]
     for key, value in preset.items():
@@ -91,6 +100,20 @@ def test_every_published_setting_has_a_preset() -> None:
     for name, wanted in published.items():
         assert tuple(presets[name][key] for key in names) == wanted
         assert presets[name]["num_train_epochs"] == 2 and presets[name]["projector"] == "batchnorm"
+    published = {  # learning rate, batch, epochs, warm-up: MSSE's Table 5 and Appendix A
+        "msse-bert-base": (3e-5, 256, 1, 500),
+        "msse-bert-large": (1e-5, 256, 1, 500),
+        "msse-denoising-bert-base": (3e-5, 256, 1, 500),
+        "msse-bert-base-supervised": (5e-5, 512, 3, None),
+        "msse-bert-large-supervised": (5e-5, 512, 3, None),
+    }
+    for name, wanted in published.items():
+        names = ("learning_rate", "per_device_train_batch_size", "num_train_epochs", "warmup_steps")
+        assert tuple(presets[name].get(key) for key in names) == wanted
+        found = [presets[name][key] for key in ("dcm_weight", "icm_weight", "temperature", "pooling", "projector")]
+        assert found == [0.8, 0.2, 0.05, "mask", "linear"] and "prompt_template" not in presets[name]
+    decoder = [presets["msse-denoising-bert-base"][f"icm_{key}"] for key in ("decoder_layers", "decoder_heads")]
+    assert decoder == [16, 1] and presets["msse-denoising-bert-base"]["icm_decoder"] == "denoising"
     for name, preset in presets.items():
         assert ("mlm" in name) == ("mlm_weight" in preset)
         assert ("mse" in name) == (preset.get("reconstruction") == "mse")

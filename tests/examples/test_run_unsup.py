@@ -245,3 +245,22 @@ def test_a_second_run_into_the_same_folder_is_refused_continued_or_replaced_as_a
     assert run(folder, "--overwrite", seed=1, max_steps=4) == 0
     assert (folder / "model.safetensors").read_bytes() != first
     assert [path.name for path in (folder / "training").glob("checkpoint-*")] == ["checkpoint-4"]
+
+
+def test_a_method_s_own_template_is_counted_exported_and_told(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = tmp_path / "encoder"
+    assert run(folder, method="msse", do_predict=False, dev_file=None, max_steps=2, max_seq_length=16) == 0
+    printed = capsys.readouterr().out
+    assert f"SentenceTransformer({str(folder)!r}, trust_remote_code=True)" in printed
+    card = ModelCard.load(folder / "README.md").text
+    assert "**Pooling: mask.**" in card and 'prompt template `"{sentence}" means {mask}.`' in card
+    assert "trust_remote_code=True" in card and 'batch["attention_mask"].sum(1) - 3' in card
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert {"loss/contrastive", "loss/dcm", "loss/icm", "metrics/icm_gap"} <= results["log"][0].keys()
+    encoder = load_encoder(folder)
+    assert (encoder.pooling, encoder.prompt_template) == ("mask", results["config"]["prompt_template"])
+    plain = run(tmp_path / "plain", do_predict=False, dev_file=None, max_steps=2, max_seq_length=16)
+    mean = [float(text.split(" tokens a text")[0].split()[-1]) for text in (printed, capsys.readouterr().out)]
+    assert plain == 0 and mean[0] > mean[1] + 3  # the report counts the template
