@@ -176,7 +176,7 @@ def make_trainer(
     """
     name = str(run.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(name)
-    template = method_fields.get("prompt_template")
+    template = METHODS[run.method].config_class(**method_fields).prompt_template  # a method may bring its own
     fit = data.corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=template)
     print(f"{data.corpus.name}: {fit.summary()}")
     if fit.warning:
