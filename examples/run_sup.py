@@ -2,7 +2,7 @@
 
     accelerate launch examples/run_sup.py --model_name_or_path bert-base-uncased --train_file nli.csv \
         --columns sent0 sent1 hard_neg --data_dir SentEval/data --output_dir runs/my-encoder
-    accelerate launch examples/run_sup.py --config examples/configs/simcse-sup-bert-base.yaml --train_file nli.csv …
+    accelerate launch examples/run_sup.py --config examples/configs/simcse-bert-base-supervised.yaml --train_file …
 
 All methods and arguments of run_unsup.py, and what it leaves; other defaults (SimCSE's for labelled data): 512 rows a
 step, learning rate 5e-5, 3 epochs, and the projector stays at test time, exported as `2_Dense`

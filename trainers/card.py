@@ -12,6 +12,8 @@ HUB_SETS = {
     "SICK-R": "mteb/sickr-sts",
 }
 
+_HOW = {"pairs": "on sentence pairs", "triplets": "on triplets of sentence, positive and hard negative"}
+
 _TEXT = """---
 {metadata}
 ---
@@ -46,8 +48,6 @@ The corpus and the backbone decide what these numbers can be compared with; they
 unless both are the paper's. Intended use: similarity, search and clustering of single sentences in the language of the
 corpus. Long texts, other languages and decisions about people were not evaluated.
 """
-
-_HOW = {"pairs": "on sentence pairs", "triplets": "on triplets of sentence, positive and hard negative"}
 
 _CLS = """```python
 from transformers import AutoModel, AutoTokenizer

@@ -64,7 +64,8 @@ def test_a_preset_names_its_table_and_has_known_keys(path: Path) -> None:
     preset = yaml.safe_load(text)
     assert next(iter(preset)) == "method"
     backbone = preset["model_name_or_path"].removesuffix("-uncased")
-    stem = path.stem.removesuffix("-released").removesuffix("-transfer")
+    stem = path.stem.removesuffix("-released").removesuffix("-transfer").removesuffix("-supervised")
+    stem = stem.removesuffix("-few-shot")
     assert path.stem.startswith(preset["method"]) and stem.endswith(backbone)
     assert "Table" in text[: text.index("method:")]
     for key, value in preset.items():
@@ -107,14 +108,14 @@ def test_every_published_setting_has_a_preset() -> None:
         assert tuple(presets[name][key] for key in names) == wanted
         assert presets[name]["num_train_epochs"] == 2 and presets[name]["projector"] == "batchnorm"
     supervised = {  # learning rate: SimCSE's Appendix A; batch 512, three epochs, the projector kept
-        "simcse-sup-bert-base": 5e-5,
-        "simcse-sup-bert-large": 1e-5,
-        "simcse-sup-roberta-base": 5e-5,
-        "simcse-sup-roberta-large": 1e-5,
+        "simcse-bert-base-supervised": 5e-5,
+        "simcse-bert-large-supervised": 1e-5,
+        "simcse-roberta-base-supervised": 5e-5,
+        "simcse-roberta-large-supervised": 1e-5,
     }
     for name, rate in supervised.items():
         assert {key: presets[name][key] for key in SUPERVISED} == SUPERVISED | {"learning_rate": rate}
-    few = presets["simcse-few-shot-bert-base"] | {"train_fraction": None}
+    few = presets["simcse-bert-base-few-shot"] | {"train_fraction": None}
     assert few == presets["simcse-bert-base"] | {"train_fraction": None}
     for name, preset in presets.items():
         assert ("mlm" in name) == ("mlm_weight" in preset)
