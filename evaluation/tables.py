@@ -19,7 +19,7 @@ the plan's ``tables``::
         - {label: "0.04", trial: weight/lambda-0.04, paper: 76.09}
 
 With ``curves`` in the place of ``rows``, a list of ``label`` and ``trial``, it is a table over the steps of
-pre-training runs (see ``csekit.evaluation.curves``).
+pre-training runs (see ``csekit.evaluation.curves``). Without ``source`` there is no column for the paper.
 """
 
 import argparse
@@ -106,16 +106,21 @@ def ablation_table(summary: Mapping[str, Any], name: str) -> str:
         experiment, _, trial = row["trial"].partition("/")
         measured = summary["experiments"][experiment]
         dev = (measured.get("trials") or measured.get("grid") or {}).get(trial)
-        body.append([str(row["label"]), _number(dev), _number(row.get("paper"))])
+        body.append([str(row["label"]), _number(dev), *([_number(row.get("paper"))] if "source" in spec else [])])
     experiments = [summary["experiments"][experiment] for experiment in used]
     seeds = sorted({experiment["seeds"][0] for experiment in experiments})
-    differ = "models and corpora" if "STS-B dev" in spec["paper_column"] else "models, corpora and test sets"
     caption = (
         f"{spec['title']}. Ours: STS-B dev, Spearman × 100, {_origin(experiments)}; one seed "
-        f"({', '.join(map(str, seeds))}), so small differences say nothing. Paper: {spec['source']}; "
-        f"{spec['paper_column']}. The two columns are different {differ}: compare their order."
+        f"({', '.join(map(str, seeds))}), so small differences say nothing."
     )
-    head = [spec["column"], "ours, STS-B dev", f"paper, {spec['paper_column']}"]
+    head = [spec["column"], "ours, STS-B dev"]
+    if "source" in spec:
+        head.append(f"paper, {spec['paper_column']}")
+        differ = "models and corpora" if "STS-B dev" in spec["paper_column"] else "models, corpora and test sets"
+        caption += (
+            f" Paper: {spec['source']}; {spec['paper_column']}. The two columns are different {differ}: compare their "
+            "order."
+        )
     return "\n".join([caption, "", *_markdown(head, body)])
 
 
@@ -193,12 +198,13 @@ def _main_caption(summary: Mapping[str, Any], rows: Iterable[Mapping[str, Any]],
 
 
 def _origin(experiments: Iterable[Mapping[str, Any]]) -> str:
-    """Backbone and corpus, as the results files name them."""
+    """Backbone and corpus, as the results files name them. Text called wiki… is a stand-in for wiki1m_for_simcse."""
     experiments = list(experiments)
     backbones = sorted({name for row in experiments for name in row.get("backbone", [])})
     corpora = {(corpus["name"], corpus["rows"]): None for row in experiments for corpus in row.get("corpus", [])}
     names = " and ".join(f"{name} ({rows:,} sentences)" if rows else name for name, rows in corpora)
-    return f"backbone {' and '.join(backbones) or 'unknown'}, stand-in Wikipedia corpus {names or 'unknown'}"
+    stand_in = "" if corpora and not all(name.startswith("wiki") for name, _ in corpora) else "stand-in Wikipedia "
+    return f"backbone {' and '.join(backbones) or 'unknown'}, {stand_in}corpus {names or 'unknown'}"
 
 
 def _assembled(caption: str, head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -12,13 +12,15 @@ HUB_SETS = {
     "SICK-R": "mteb/sickr-sts",
 }
 
+_HOW = {"pairs": "on sentence pairs", "triplets": "on triplets of sentence, positive and hard negative"}
+
 _TEXT = """---
 {metadata}
 ---
 
 # {title}
 
-A sentence encoder trained without labels by [csekit](https://pypi.org/project/csekit/): method **{method}**, from
+A sentence encoder trained {how} by [csekit](https://pypi.org/project/csekit/): method **{method}**, from
 **{backbone}**, on **{corpus}** ({rows} rows).
 
 **Pooling: {pooling}.** With another pooling the embeddings are not those that were trained and scored.{template}
@@ -37,7 +39,7 @@ embeddings = model.encode(["A man is playing a guitar.", "Someone plays an instr
 Spearman × 100, cosine similarity, {text_form} texts.
 
 {table}
-
+{overlap}
 ## Training
 
 {setting}
@@ -91,6 +93,18 @@ def _table(results: dict[str, Any]) -> str:
     return "\n".join(["| set | score |", "|---|---|", *lines])
 
 
+def _overlap(results: dict[str, Any]) -> str:
+    """What is to be said of evaluation sentences that were trained on."""
+    found = results.get("overlap")
+    if not found or not found["rows"] or found["filtered"]:
+        return ""
+    sets = ", ".join(name for name, count in found["sets"].items() if count["sentences"])
+    return (
+        f"\n{found['rows']:,} of the training rows hold a sentence of an evaluation set ({sets}), which was trained "
+        "on: these scores are better than those on unseen sentences.\n"
+    )
+
+
 def write_model_card(folder: str | Path, results: dict[str, Any], base_model: str) -> Path:
     """Write ``README.md`` into an export.
 
@@ -126,6 +140,8 @@ def write_model_card(folder: str | Path, results: dict[str, Any], base_model: st
     setting = {**results["config"], **results["arguments"], "seed": results["seed"], **results["seconds"]}
     content = _TEXT.format(
         metadata=data.to_yaml(),
+        how=_HOW.get(results.get("positives", ""), "without labels"),
+        overlap=_overlap(results),
         title=folder.name,
         method=results["method"],
         backbone=results["backbone"],

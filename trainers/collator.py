@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
 from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize
+from csekit.trainers.augmentation import Augmentation
 from csekit.trainers.editing import edited_copy
 from csekit.trainers.masking import MaskingVocabulary, check_spec, masked_copy, target_copy
 
@@ -24,9 +25,10 @@ class CSECollator:
         max_seq_length: tokens, special tokens and template included. A longer sentence loses its end.
         batch_specs: masked or edited copies to add, by objective name. Where one of them wants a further column, the
             last text of a row is that and none of the contrastive ones.
-        seed: of the masking. With the items' ``epoch`` and ``index`` it fixes every masked token.
+        seed: of masking and augmentation. With the items' ``epoch`` and ``index`` it fixes every draw.
         prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``; never truncated, never masked.
         pad_to_multiple_of: round the length L up.
+        augmentation: makes a positive of each single sentence: the second column of the batch.
 
     Raises:
         ValueError: the tokenizer lacks a padding or a wanted mask token, ``max_seq_length`` is over its limit or
@@ -41,6 +43,7 @@ class CSECollator:
         seed: int = 42,
         prompt_template: str | None = None,
         pad_to_multiple_of: int | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         if tokenizer.pad_token_id is None:
             raise ValueError("the tokenizer has no padding token: set tokenizer.pad_token first")
@@ -54,13 +57,14 @@ class CSECollator:
         tokenize(tokenizer, ["a"], max_seq_length, prompt_template)  # refuses lengths and templates that cannot be
         self.tokenizer, self.max_seq_length, self.prompt_template = tokenizer, max_seq_length, prompt_template
         self.batch_specs = dict(batch_specs or {})
-        self.seed, self.pad_to_multiple_of = seed, pad_to_multiple_of
+        self.seed, self.pad_to_multiple_of, self.augmentation = seed, pad_to_multiple_of, augmentation
         self.vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
         for name, spec in self.batch_specs.items():
             check_spec(f"batch_specs[{name!r}]", spec, self.vocabulary)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch of B rows ``{"texts": [s0, …], "index": int, "epoch": int}``, all with C texts.
+        """A batch of B rows ``{"texts": [s0, …], "index": int, "epoch": int}``, all with C texts (an augmentation adds
+        one).
 
         Returns:
             - ``input_ids``, ``attention_mask`` (B, C, L) int64. C = 1: the model encodes the sentence twice; 2: a
@@ -79,10 +83,14 @@ class CSECollator:
             raise ValueError(
                 f"all rows of a batch must hold {C} texts, got {sorted({len(row['texts']) for row in rows})}"
             )
-        texts = [row["texts"][c] for c in range(C) for row in rows]
+        columns = [[row["texts"][c] for row in rows] for c in range(C)]
         further = max((spec.further_columns for spec in self.batch_specs.values()), default=0)
         if (C := C - further) < 1:
             raise ValueError(f"batch_specs want {further} further column, the rows hold {C + further} text")
+        if self.augmentation is not None:
+            columns.insert(1, self._positives(rows, C))
+            C += 1
+        texts = [text for column in columns for text in column]
         tokens = tokenize(self.tokenizer, texts, self.max_seq_length, self.prompt_template)
         padded = pad(self.tokenizer, tokens.input_ids[: C * B], self.pad_to_multiple_of)
         index_B = np.fromiter((row["index"] for row in rows), dtype=np.int64, count=B)
@@ -106,6 +114,19 @@ class CSECollator:
                     named = self._copies(name, spec, own, index_B, epoch)
                 batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
         return batch
+
+    def _positives(self, rows: Sequence[Mapping[str, Any]], C: int) -> list[str]:
+        """The augmented sentences, as the second column."""
+        assert self.augmentation is not None
+        if C != 1:
+            raise ValueError(f"augmentation {self.augmentation.kind!r} wants rows of one text, got {C}")
+        return self.augmentation(
+            [row["texts"][0] for row in rows],
+            seed=self.seed,
+            epoch=[row["epoch"] for row in rows],
+            index=[row["index"] for row in rows],
+            max_words=self.max_seq_length,
+        )
 
     def _rows(self, tokens: TokenizedTexts, chosen: range) -> tuple[np.ndarray, ...]:
         """Padded ids (N, L), what may be masked (N, L) bool, and lengths (N,) of some of the texts."""

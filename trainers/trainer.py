@@ -23,6 +23,7 @@ from csekit.modeling.export import check_exportable
 from csekit.modeling.tokenization import pad, tokenize
 
 from .arguments import CSETrainingArguments
+from .augmentation import check_augmentation, make_augmentation
 from .base_trainer import TRAINING_FOLDER, TermsTrainer, warn_of_launcher, without_autocast
 from .collator import CSECollator
 from .corpora import Corpus
@@ -48,8 +49,8 @@ class CSETrainer(TermsTrainer):
     Every log entry holds ``loss/<term>`` and ``metrics/<diagnostic>``, averaged over its steps and over processes.
 
     Raises:
-        ValueError: a combination that cannot work, before any step: a single column without dropout, a batch of one
-            row, several GPUs in one process, an unknown ``metric_for_best_model``.
+        ValueError: a combination that cannot work, before any step: a single column without dropout, an augmentation
+            of pairs, a batch of one row, several GPUs in one process, an unknown ``metric_for_best_model``.
     """
 
     args: CSETrainingArguments
@@ -68,7 +69,12 @@ class CSETrainer(TermsTrainer):
         self.corpus, self.dev, self.tokenizer = corpus, dev, tokenizer
         self._select(args, dev)
         collator = CSECollator(
-            tokenizer, args.max_seq_length, model.batch_specs, args.seed, model.config.prompt_template
+            tokenizer,
+            args.max_seq_length,
+            model.batch_specs,
+            args.seed,
+            model.config.prompt_template,
+            augmentation=make_augmentation(args.augmentation, args.augmentation_rate),
         )
         model.load_frozen()
         sample = [row[0] for row in corpus.sample(args.label_free_samples)] if args.label_free_samples else []
@@ -216,10 +222,12 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
             f"the objectives want a further column behind the sentence's, {corpus.name} has only "
             f"{', '.join(corpus.columns)}"
         )
-    if len(corpus.columns) - further == 1 and not any(dropout.values()):
+    augmentation = make_augmentation(args.augmentation, args.augmentation_rate)
+    check_augmentation(augmentation, corpus, further)
+    if len(corpus.columns) - further == 1 and augmentation is None and not any(dropout.values()):
         raise ValueError(
             f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
-            "set dropout, e.g. --dropout 0.1, or give pairs"
+            "set dropout, e.g. --dropout 0.1, name an --augmentation, or give pairs"
         )
     rows = args.per_device_train_batch_size * args.world_size
     if rows < 2:

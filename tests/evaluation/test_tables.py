@@ -109,6 +109,19 @@ def test_margins_stand_beside_the_papers(results: Path, summary: dict[str, Any])
         margin_table(summary | {"margins": {**summary["margins"], "rows": {}}})
 
 
+def test_without_a_source_there_is_no_column_for_a_paper(summary: dict[str, Any]) -> None:
+    del summary["tables"]["lambda"]["source"]
+    caption, _, head, _, *rows = ablation_table(summary, "lambda").splitlines()
+    assert "aper" not in caption and caption.endswith("so small differences say nothing.")
+    assert head == "| λ | ours, STS-B dev |" and rows == ["| 0.04 | 70.12 |", "| 0.4 | 71.00 |", "| 4 | – |"]
+
+
+def test_only_wikipedia_text_is_called_a_stand_in_for_it(summary: dict[str, Any]) -> None:
+    summary["experiments"]["weight"]["corpus"] = [{"name": "nli.csv", "rows": 5000}]
+    caption = ablation_table(summary, "lambda").splitlines()[0]
+    assert "backbone mini, corpus nli.csv (5,000 sentences)" in caption
+
+
 def test_insertion_is_idempotent_and_leaves_the_rest_alone(results: Path) -> None:
     once = update(PAGE, results)
     assert update(once, results) == once
