@@ -1,19 +1,15 @@
 """Presets in examples/configs: they parse, and every key is known."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from csekit.evaluation.plans import Clock, Plan
-from csekit.modeling import METHODS, OBJECTIVES
-from csekit.trainers import parse_run_arguments
 from csekit.trainers.runs import SUPERVISED
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 PRESETS = sorted(CONFIGS.glob("*.yaml"))
-PLANS = sorted((CONFIGS / "plans").glob("*.yaml"))
-MSSE_PLANS = {"msse", "few-shot", "supervised", "msse-ablations", "combinations"}
 
 KNOWN = {
     "method": str,
@@ -79,8 +75,12 @@ def test_a_preset_names_its_table_and_has_known_keys(path: Path) -> None:
         assert type(value) is KNOWN[key], f"{key}: {value!r}"  # 3e-5 without a dot is a string in YAML
 
 
-def test_every_published_setting_has_a_preset() -> None:
-    presets = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in PRESETS}
+@pytest.fixture(scope="module")
+def presets() -> dict[str, dict[str, Any]]:
+    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in PRESETS}
+
+
+def test_every_published_setting_has_a_preset(presets: dict[str, dict[str, Any]]) -> None:
     published = {  # learning rate, batch, λ: SimCSE's Appendix A, InforMin-CL's Table 3
         "simcse-bert-base": (3e-5, 64, None),
         "simcse-bert-large": (1e-5, 64, None),
@@ -114,6 +114,9 @@ def test_every_published_setting_has_a_preset() -> None:
     for name, wanted in published.items():
         assert tuple(presets[name][key] for key in names) == wanted
         assert presets[name]["num_train_epochs"] == 2 and presets[name]["projector"] == "batchnorm"
+
+
+def test_msse_few_shot_and_supervised_settings_have_presets(presets: dict[str, dict[str, Any]]) -> None:
     published = {  # learning rate, batch, epochs, warm-up: MSSE's Table 5 and Appendix A
         "msse-bert-base": (3e-5, 256, 1, 500),
         "msse-bert-large": (1e-5, 256, 1, 500),
@@ -141,74 +144,3 @@ def test_every_published_setting_has_a_preset() -> None:
     for name, preset in presets.items():
         assert ("mlm" in name) == ("mlm_weight" in preset)
         assert ("mse" in name) == (preset.get("reconstruction") == "mse")
-
-
-def read_plan(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """The plan, from a folder with the scripts' names and 100,000 lines of text."""
-    monkeypatch.chdir(folder)
-    (folder / "examples").mkdir()
-    for name in ("run_unsup.py", "run_sup.py"):
-        (folder / "examples" / name).touch()
-    (folder / "wiki.txt").write_text("a sentence\n" * 100_000)
-    return Plan.read(path, {"BACKBONE": "mini", "WIKI": str(folder / "wiki.txt"), "CSEKIT_DATA": "data"})
-
-
-@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
-def test_a_plan_is_complete_and_within_its_minutes(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = read_plan(path, tmp_path, monkeypatch)
-    clock = Clock(plan)
-    seconds = [clock.seconds(trial) for trial in plan.trials()]
-    assert plan.max_minutes is not None and all(seconds)
-    assert sum(value or 0 for value in seconds) / 60 < plan.max_minutes
-    allowed = KNOWN.keys() | {"seed", "do_predict"}
-    assert {name for trial in plan.trials() for name in trial.arguments} <= allowed
-
-
-@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
-def test_the_command_lines_of_a_plan_parse(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = [trial for trial in read_plan(path, tmp_path, monkeypatch).trials() if trial.kind != "command"]
-    if "dcm" not in OBJECTIVES and any({"dcm_weight", "icm_weight"} & trial.arguments.keys() for trial in trials):
-        pytest.skip("the objectives of MSSE are not there")
-    if "msse" not in METHODS and any(trial.arguments["method"] == "msse" for trial in trials):
-        pytest.skip("MSSE is not there")
-    distinct = {(trial.experiment, trial.name if trial.kind == "listed" else ""): trial for trial in trials}
-    for trial in distinct.values():
-        run, args, fields = parse_run_arguments(trial.argv(Path("run"), resume=False)[1:])
-        METHODS[run.method].config_class(**fields)
-        assert (args.output_dir, args.seed) == ("run", int(str(trial.arguments["seed"])))
-
-
-def test_the_plans_fit_into_their_hours() -> None:
-    minutes = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["max_minutes"] for path in PLANS}
-    assert sum(minutes[name] for name in ("equal-terms", "informin-ablations")) <= 180
-    assert sum(minutes[name] for name in MSSE_PLANS) <= 315
-
-
-def test_few_shot_runs_are_equal_but_for_method_and_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = read_plan(CONFIGS / "plans" / "few-shot.yaml", tmp_path, monkeypatch)
-    own = {"method", "pooling", "projector", "train_fraction"}
-    shared = [
-        [{key: value for key, value in trial.arguments.items() if key not in own} for trial in each.first_trials()]
-        for each in plan.experiments.values()
-    ]
-    assert len(shared) == 6 and all(each == shared[0] for each in shared) and len(shared[0]) == 5
-    assert {trial.steps for trial in plan.trials()} == {300}
-    shares = [(trial.arguments["method"], float(str(trial.arguments["train_fraction"]))) for trial in plan.trials()]
-    assert {share for _, share in shares} == {0.001, 0.01, 0.1} and len(shares) == 30
-
-
-def test_equal_terms_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "examples").mkdir()
-    (tmp_path / "examples" / "run_unsup.py").touch()
-    environment = {"BACKBONE": "mini", "WIKI": "wiki.txt", "CSEKIT_DATA": "data"}
-    plan = Plan.read(CONFIGS / "plans" / "equal-terms.yaml", environment)
-    own = {"method", "projector", "reconstruction", "reconstruction_weight"}
-    shared = [
-        [{key: value for key, value in trial.arguments.items() if key not in own} for trial in trials]
-        for experiment in plan.experiments.values()
-        if experiment.kind == "selected" and (trials := experiment.first_trials() + experiment.final_trials({}))
-    ]
-    assert len(shared) == 3 and shared[0] == shared[1] == shared[2] and len(shared[0]) == 9

@@ -20,7 +20,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     """A folder that looks like the repository, and what the plans take from the environment."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").mkdir()
-    for script in ("run_unsup.py", "run_pretrain.py"):
+    for script in ("run_unsup.py", "run_sup.py", "run_pretrain.py"):
         (tmp_path / "examples" / script).touch()
     (tmp_path / "wiki.txt").write_text("a sentence\n" * 100_000)
     names = {"BACKBONE": "mini", "STAGE1": "runs/stage1", "CSEKIT_DATA": "data", "WIKI_NEXT": "next.tsv"}
@@ -72,6 +72,7 @@ def test_the_plans_fit_into_their_hours() -> None:
     minutes = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["max_minutes"] for path in PLANS}
     assert minutes["equal-terms"] + minutes["informin-ablations"] <= 180 and minutes["infocse-diffcse"] <= 340
     assert minutes["infocse-ablations"] + minutes["diffcse-ablations"] <= 250
+    assert sum(minutes[name] for name in ("msse", "few-shot", "supervised", "msse-ablations", "combinations")) <= 390
 
 
 def test_equal_terms_are_equal(environment: dict[str, str]) -> None:
@@ -105,3 +106,16 @@ def test_ablations_differ_from_the_reference_in_what_they_name(path: Path, envir
     assert used == listed.keys()  # no trial for nothing
     arguments = [tuple(sorted((name, str(value)) for name, value in t.arguments.items())) for t in listed.values()]
     assert len(set(arguments)) == len(arguments)  # no trial twice
+
+
+def test_few_shot_runs_are_equal_but_for_method_and_share(environment: dict[str, str]) -> None:
+    plan = Plan.read(CONFIGS / "few-shot.yaml", environment)
+    own = {"method", "pooling", "projector", "train_fraction"}
+    shared = [
+        [{key: value for key, value in trial.arguments.items() if key not in own} for trial in each.first_trials()]
+        for each in plan.experiments.values()
+    ]
+    assert len(shared) == 6 and all(each == shared[0] for each in shared) and len(shared[0]) == 5
+    assert {trial.steps for trial in plan.trials()} == {300}
+    shares = [(trial.arguments["method"], float(str(trial.arguments["train_fraction"]))) for trial in plan.trials()]
+    assert {share for _, share in shares} == {0.001, 0.01, 0.1} and len(shares) == 30

@@ -22,7 +22,7 @@ def test_two_processes_train_like_one_with_the_joined_batch(
 ) -> None:
     job = {
         "backbone": str(small_backbone),
-        "texts": str(small.write_texts(tmp_path / "texts.txt", 48)),
+        "texts": str(small.write_texts(tmp_path / "pairs.tsv", 48, 2)),
         "dev": str(small.write_pairs(tmp_path / "dev.tsv")),
         "output_dir": str(tmp_path / "two"),
         "fields": {"dropout": 0.0, "projector": "batchnorm", "mlm_weight": 0.1, "reconstruction_weight": 0.4},
@@ -31,9 +31,8 @@ def test_two_processes_train_like_one_with_the_joined_batch(
         "logging_steps": 2,
         "per_device_train_batch_size": 4,
         "train_sampling_strategy": "sequential",
-        "augmentation": "repeat",  # the pairs of a row are the same in any process
         "optim": "sgd",  # Adam would blow up the rounding of gradients that are zero
-        "learning_rate": 0.01,
+        "learning_rate": 0.03,
     }
     (tmp_path / "jobs.json").write_text(json.dumps([job]), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
