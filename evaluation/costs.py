@@ -57,7 +57,7 @@ def costs_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[s
         ]
         for row in rows
     ]
-    where = results["environment"]["device"] if run["device"] == "cuda" else f"{run['threads']} CPU threads"
+    where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
     memory = "as the device's allocator counts it" if run["device"] == "cuda" else "above that before the model"
     caption = (
         f"An optimiser step over {run['batch_size']} sentences of at most {run['max_seq_length']} tokens of "

@@ -45,7 +45,7 @@ def costs(**more: Any) -> dict[str, Any]:
 
 def test_costs() -> None:
     caption, head, body = costs_table(costs())
-    for words in ("64 sentences of at most 32 tokens of wiki.txt", "2 CPU threads", "bf16", "20 steps", "to SimCSE"):
+    for words in ("64 sentences of at most 32 tokens of wiki.txt", "CPU threads: 2", "bf16", "20 steps", "to SimCSE"):
         assert words in caption
     assert body == [
         ["SimCSE", "250", "1.00 ×", "100", "1.00 ×"],
