@@ -135,6 +135,9 @@ class InformationCompensation(Objective):
 
 
 class MSSEModel(CSEModel):
-    """MSSE: :class:`CSEModel` with :class:`DimensionContrast` and :class:`InformationCompensation`."""
+    """MSSE: :class:`CSEModel` with :class:`DimensionContrast` and :class:`InformationCompensation`
+
+    L = L_NCE + μ·L_DCM + γ·L_ICM  (Eq. 10)
+    """
 
     config_class = MSSEConfig
