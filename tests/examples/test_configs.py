@@ -162,7 +162,7 @@ def test_the_command_lines_of_a_plan_parse(path: Path, tmp_path: Path, monkeypat
 def test_the_plans_fit_into_their_hours() -> None:
     minutes = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["max_minutes"] for path in PLANS}
     assert sum(minutes[name] for name in ("equal-terms", "informin-ablations")) <= 180
-    assert sum(minutes[name] for name in MSSE_PLANS) <= 315
+    assert sum(minutes[name] for name in MSSE_PLANS) <= 390
 
 
 def test_few_shot_runs_are_equal_but_for_method_and_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
