@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
+from csekit.modeling.tokenization import tokenize
 from csekit.trainers.corpora import Corpus
 from csekit.trainers.masking import uniform
 
@@ -45,16 +47,15 @@ class Augmentation:
     rate: float
 
     def __call__(
-        self, texts: Sequence[str], *, seed: int, epoch: Sequence[int], index: Sequence[int], max_words: int
+        self, texts: Sequence[str], *, seed: int, epoch: Sequence[int], index: Sequence[int], words: Sequence[int]
     ) -> list[str]:
         """The positives of N sentences, words joined by single blanks.
 
         Arguments:
             epoch, index: (N,) each: of the pass over the data and of the sample.
-            max_words: only so many words take part, and the positive has no others: where a sentence is cut at so many
-                tokens, what stands behind must not come forward.
+            words: (N,) how many of its first words take part; the positive has no others (see :func:`fitting_words`).
         """
-        words_N = [text.split(maxsplit=max_words)[:max_words] for text in texts]
+        words_N = [text.split(maxsplit=count)[:count] for text, count in zip(texts, words, strict=True)]
         W = max(map(len, words_N), default=0)
         epoch_N, index_N = np.asarray(epoch), np.asarray(index)
         draws_N2W = np.empty((len(words_N), 2, W))
@@ -78,6 +79,26 @@ class Augmentation:
         copies = np.ones(n, dtype=int)
         copies[drawn] = 0 if self.kind == "delete" else 2
         return [word for word, times in zip(words, copies, strict=True) for _ in range(times)]
+
+
+def fitting_words(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, template: str | None = None
+) -> list[int]:
+    """How many of its first words the encoder reads of each text: all of them, or those in front of the cut.
+
+    What stands behind the cut must not come forward in a positive. Words are counted in tokens one by one, which for
+    byte-level tokenizers can be off by a token.
+    """
+    tokens = tokenize(tokenizer, texts, max_length, template)
+    cut = {i: text.split(maxsplit=max_length)[:max_length] for i, text in enumerate(texts) if tokens.truncated[i]}
+    counts = [len(text.split()) for text in texts]
+    if cut:
+        pieces = tokenize(tokenizer, [word for words in cut.values() for word in words], max_length, template)
+        lengths = np.array(pieces.last) - np.array(pieces.first)
+        for (i, words), ends in zip(cut.items(), np.cumsum([len(words) for words in cut.values()]), strict=True):
+            room = tokens.last[i] - tokens.first[i]
+            counts[i] = max(int((np.cumsum(lengths[ends - len(words) : ends]) <= room).sum()), 1)
+    return counts
 
 
 def make_augmentation(kind: str, rate: float | None = None) -> Augmentation | None:

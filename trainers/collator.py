@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
 from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize
-from csekit.trainers.augmentation import Augmentation
+from csekit.trainers.augmentation import Augmentation, fitting_words
 from csekit.trainers.editing import edited_copy
 from csekit.trainers.masking import MaskingVocabulary, check_spec, masked_copy, target_copy
 
@@ -120,12 +120,13 @@ class CSECollator:
         assert self.augmentation is not None
         if C != 1:
             raise ValueError(f"augmentation {self.augmentation.kind!r} wants rows of one text, got {C}")
+        texts = [row["texts"][0] for row in rows]
         return self.augmentation(
-            [row["texts"][0] for row in rows],
+            texts,
             seed=self.seed,
             epoch=[row["epoch"] for row in rows],
             index=[row["index"] for row in rows],
-            max_words=self.max_seq_length,
+            words=fitting_words(self.tokenizer, texts, self.max_seq_length, self.prompt_template),
         )
 
     def _rows(self, tokens: TokenizedTexts, chosen: range) -> tuple[np.ndarray, ...]:

@@ -139,6 +139,8 @@ def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
         if args.max_steps <= 0:
             args.max_steps = steps_of(corpus.report.used, args)
         corpus = draw_fraction(corpus, run.train_fraction, args.seed)
+        if corpus.report.used < (batch := args.train_batch_size * args.world_size):
+            logger.warning("a batch holds the %d rows that were drawn, not %d", corpus.report.used, batch)
     dev = load_dev(run)
     tests = load_tests(run) if args.do_predict or run.filter_overlap else []
     sets = [*([(f"{dev.name} (dev)", [dev])] if dev else []), *((task.name, task.subsets) for task in tests)]

@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from csekit.modeling.objectives import EditSpec, MaskingSpec
+from csekit.modeling.tokenization import tokenize
 from csekit.trainers import CSECollator, load_corpus
-from csekit.trainers.augmentation import Augmentation, check_augmentation, make_augmentation
+from csekit.trainers.augmentation import Augmentation, check_augmentation, fitting_words, make_augmentation
 from csekit.trainers.masking import uniform
 
 KINDS = ("shuffle", "delete", "repeat")
@@ -21,7 +22,8 @@ TEXTS = [" ".join(f"w{n}.{i}" for i in range(n)) for n in (1, 2, 3, 4, 10, 25, 4
 def positives(kind: str, rate: float | None = None, texts: Any = TEXTS, **changes: Any) -> list[list[str]]:
     augmentation = make_augmentation(kind, rate)
     assert augmentation is not None
-    given = {"seed": 42, "epoch": [0] * len(texts), "index": list(range(len(texts))), "max_words": 1000} | changes
+    given = {"seed": 42, "epoch": [0] * len(texts), "index": list(range(len(texts)))} | changes
+    given.setdefault("words", [len(text.split()) for text in texts])
     return [text.split() for text in augmentation(texts, **given)]
 
 
@@ -108,8 +110,28 @@ def test_it_depends_on_seed_epoch_and_sample_alone(kind: str) -> None:
 
 def test_no_word_from_behind_the_cut_comes_forward() -> None:
     for kind in KINDS:
-        got = positives(kind, texts=[TEXTS[6]], max_words=8)[0]
+        got = positives(kind, texts=[TEXTS[6]], words=[8])[0]
         assert set(got) <= set(TEXTS[6].split()[:8])
+
+
+@pytest.mark.parametrize("template", [None, 'This: "{sentence}" means {mask}.'])
+def test_the_words_in_front_of_the_cut_are_counted(wordpiece: Any, sentences: list[str], template: str | None) -> None:
+    texts = [*sentences, " ".join(sentences), "extraordinarily" * 20, "It rains."]
+    for max_length in (18, 24, 60):
+        counts = fitting_words(wordpiece, texts, max_length, template)
+        read = tokenize(wordpiece, texts, max_length, template)
+        for i, (text, count) in enumerate(zip(texts, counts, strict=True)):
+            words = text.split()
+            heads = [
+                len(wordpiece(" ".join(words[:n]), add_special_tokens=False)["input_ids"]) for n in (count, count + 1)
+            ]
+            room = read.last[i] - read.first[i]
+            if not read.truncated[i]:
+                assert count == len(words)
+            elif count > 1:
+                assert heads[0] <= room < heads[1]
+            else:
+                assert room < heads[1]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +163,8 @@ def test_the_collator_adds_the_positive_as_second_column(wordpiece: Any, sentenc
         rows([[sentence] for sentence in sentences], epoch=3, first=100)
     )
     B = len(sentences)
-    own = augmentation(sentences, seed=7, epoch=[3] * B, index=list(range(100, 100 + B)), max_words=32)
+    words = fitting_words(wordpiece, sentences, 32)
+    own = augmentation(sentences, seed=7, epoch=[3] * B, index=list(range(100, 100 + B)), words=words)
     pairs = CSECollator(wordpiece, 32, {"mlm": MaskingSpec(0.3)}, seed=7)(
         rows([list(pair) for pair in zip(sentences, own, strict=True)], epoch=3, first=100)
     )
