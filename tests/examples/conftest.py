@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +31,7 @@ out = pathlib.Path(words["output_dir"])
 log = open(pathlib.Path(words["calls"]), "a")
 def note(what):
     log.write(out.parent.name + "/" + out.name + " " + what + "\\n"); log.flush()
-step_file = out / "training" / "step"
+step_file, held = out / "training" / "step", pathlib.Path(words["calls"]).with_name("held")
 first = int(step_file.read_text()) if words.get("resume_from_checkpoint") and step_file.exists() else 0
 note("start")
 (out / "pid").write_text(str(os.getpid()))
@@ -40,7 +42,8 @@ rate, seed = float(words["learning_rate"]), int(words["seed"])
 if float(words.get("fail_at", -1)) == rate and not os.environ.get("FAKE_HEALED"):
     print("step 3: loss is nan"); sys.exit(3)
 for step in range(first, int(words["max_steps"])):
-    time.sleep(float(words.get("sleep", 0)))
+    while held.exists() and held.read_text() == str(step):
+        time.sleep(0.01)
     note(f"step {step}")
     step_file.write_text(str(step + 1))
 dev = float("nan") if float(words.get("nan_at", -1)) == rate else 80 - 1e4 * rate + 0.01 * (seed - 42)
@@ -104,8 +107,16 @@ class Bench:
     def start(self) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([sys.executable, str(RUN_SEEDS), *self.command()], stdout=subprocess.PIPE)
 
+    @contextmanager
+    def held(self, step: int) -> Iterator[None]:
+        """Inside, no trial goes beyond the end of the step before ``step``."""
+        file = self.folder / "held"
+        file.write_text(str(step))
+        yield
+        file.unlink()
+
     def wait_for(self, line: str) -> None:
-        limit = time.monotonic() + 30
+        limit = time.monotonic() + 120
         while line not in self.calls():
             assert time.monotonic() < limit, self.calls()
             time.sleep(0.01)

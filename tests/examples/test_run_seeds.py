@@ -84,17 +84,18 @@ def test_records_carry_no_path_of_the_machine(bench: Any) -> None:
 
 @pytest.mark.parametrize("orphan", [False, True])
 def test_killed_half_way_it_goes_on_where_it_was(bench: Any, orphan: bool) -> None:
-    bench.plan["arguments"] |= {"sleep": 0.05, "max_steps": 6}
+    bench.plan["arguments"] |= {"max_steps": 6}
     bench.plan["experiments"].pop("two")
-    process = bench.start()
-    bench.wait_for("one/seed=42 step 2")
-    process.kill()
-    process.communicate()
-    if orphan:  # the trial that was left behind still runs, and holds the folder until it ends
-        assert bench.run() == 2
-    else:
-        os.kill(int((bench.folder / "runs/one/seed=42/pid").read_text()), signal.SIGKILL)
-    limit = time.monotonic() + 30
+    with bench.held(3):
+        process = bench.start()
+        bench.wait_for("one/seed=42 step 2")
+        process.kill()
+        process.communicate()
+        if orphan:  # the trial that was left behind still runs, and holds the folder until it ends
+            assert bench.run() == 2
+        else:
+            os.kill(int((bench.folder / "runs/one/seed=42/pid").read_text()), signal.SIGKILL)
+    limit = time.monotonic() + 120
     while (code := bench.run()) == 2 and time.monotonic() < limit:
         time.sleep(0.02)
     assert code == 0
@@ -108,11 +109,11 @@ def test_killed_half_way_it_goes_on_where_it_was(bench: Any, orphan: bool) -> No
 
 
 def test_sigterm_reaches_the_trial_and_stops(bench: Any) -> None:
-    bench.plan["arguments"] |= {"sleep": 0.05, "max_steps": 6}
-    process = bench.start()
-    bench.wait_for("one/learning_rate=0.0001 step 0")
-    process.terminate()
-    process.communicate(timeout=20)
+    with bench.held(1):
+        process = bench.start()
+        bench.wait_for("one/learning_rate=0.0001 step 0")
+        process.terminate()
+        process.communicate(timeout=60)
     assert process.returncode == 143
     assert bench.calls()[-1] == "one/learning_rate=0.0001 terminated"
     state = json.loads((bench.folder / "runs/one/learning_rate=0.0001/trial.json").read_text())

@@ -34,7 +34,7 @@ def results(tmp_path_factory) -> dict[str, Any]:
         one = {name: worker.run(None, folder / "generator", **case) for name, case in worker.CASES.items()}
         one["pretrain"] = worker.pretrain(None)
         for process in processes:
-            printed, _ = process.communicate(timeout=120)
+            printed, _ = process.communicate(timeout=400)
             assert process.returncode == 0, printed.decode()
     finally:
         for process in processes:
