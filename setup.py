@@ -13,6 +13,7 @@ version = next(
 
 dev = ["mypy>=1.15", "pytest>=8.3", "ruff>=0.11", "build>=1.2"]
 st = ["sentence-transformers>=5.4"]
+translation = ["sentencepiece>=0.2"]
 
 setup(
     name="csekit",
@@ -44,6 +45,6 @@ setup(
         "scipy>=1.15",
         "typer>=0.16",
     ],
-    extras_require={"dev": dev + st, "st": st},
+    extras_require={"dev": dev + st, "st": st, "translation": translation},
     entry_points={"console_scripts": ["csekit = csekit.cli:main"]},
 )

@@ -12,8 +12,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
 from csekit.evaluation.encoding import TextEncoder, check_texts, length_limit
+from csekit.modeling.export import TEMPLATE_POOLING
 from csekit.modeling.pooling import pool
-from csekit.modeling.tokenization import sentence_frame, tokenize
+from csekit.modeling.tokenization import own_template, sentence_frame, tokenize
 
 #: Poolers that ``load_encoder`` takes for a plain encoder.
 POOLINGS = ("cls", "mean", "first_last_mean", "top2_mean", "mask")
@@ -194,7 +195,10 @@ def _from_sentence_transformer(
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
     paths = {kind: folder / module["path"] for kind, module in zip(kinds, modules, strict=True)}
     name = _name(source)
-    found = st_pooling(paths["Pooling"]) if "Pooling" in paths else None
+    found, mask_offset = st_pooling(paths["Pooling"]) if "Pooling" in paths else None, None
+    if TEMPLATE_POOLING in [module["type"] for module in modules[1:2]]:
+        kinds[1], found = "Pooling", "mask"
+        mask_offset = _read_json(folder / modules[1]["path"] / "config.json")["mask_offset"]
     if pooling is not None and pooling != found:
         raise ValueError(f"pooling must be left out or {found!r}, what {name!r} was trained with, got {pooling!r}")
     settings_file = folder / "config_sentence_transformers.json"
@@ -203,7 +207,7 @@ def _from_sentence_transformer(
         kinds[:2] == ["Transformer", "Pooling"]
         and set(kinds[2:]) <= {"Dense", "Normalize"}
         and modules[0]["path"] == ""
-        and found in ("cls", "mean", "lasttoken")
+        and found in ("cls", "mean", "lasttoken", "mask")
         and not settings.get("default_prompt_name")
     )
     if not ours:
@@ -214,7 +218,7 @@ def _from_sentence_transformer(
     tail = zip(kinds[2:], modules[2:], strict=True)
     layers = [load_dense(folder / module["path"]) if kind == "Dense" else Normalize() for kind, module in tail]
     assert found is not None
-    model = PooledBackbone(load_backbone(source), found, head=nn.Sequential(*layers))
+    model = PooledBackbone(load_backbone(source), found, mask_offset, head=nn.Sequential(*layers))
     if max_length is None and bert.get("max_seq_length"):
         max_length = min(bert["max_seq_length"], length_limit(model, tokenizer))
     encoder = TextEncoder(
@@ -224,6 +228,7 @@ def _from_sentence_transformer(
         pooling=found,
         max_length=max_length,
         batch_size=batch_size,
+        prompt_template=own_template(tokenizer),
         lowercase=bool(bert.get("do_lower_case")),
     )
     _check_frame(tokenizer, source, encoder.max_length)
@@ -316,8 +321,8 @@ def load_encoder(
     """The sentence encoder in a folder or on the Hub.
 
     - a csekit run folder or export, or any SentenceTransformer: pooling from its ``1_Pooling/config.json``.
-      sentence-transformers is needed only for modules beyond Transformer, Pooling (cls, mean, last token), Dense and
-      Normalize;
+      sentence-transformers is needed only for modules beyond Transformer, Pooling (cls, mean, last token, a
+      template's mask token), Dense and Normalize;
     - a csekit training checkpoint (or a folder whose ``training/`` is one): pooling and template from its config;
     - any other encoder: ``pooling`` is required. It is not guessed: the wrong pooler costs BERT-base SimCSE 20 points.
 

@@ -6,16 +6,20 @@ A plan is a YAML file (or a dict of the same form). Its experiments are of three
   configuration is then run once per seed and scored on the test sets. Without a grid the seeds run at once.
 - *listed*: ``trials`` names single runs by their arguments; first seed, dev set only.
 - *command*: ``command`` is the argument list of one Python process which writes ``{output_dir}/results.json`` itself,
-  for baselines that need no training.
+  for baselines that need no training, and for what later runs start from; ``run_name`` names its folder.
 
-Strings may contain ``${NAME}``, filled from the environment; an unset name is an error.
+An experiment with ``measured_in: PLAN`` is not run here: its records are those of that plan, which must have been made
+with the same arguments.
+
+Strings may contain ``${NAME}``, filled from the environment; an unset name is an error. ``{folder:EXPERIMENT/TRIAL}``
+stands for the working folder of a single run or command of an earlier experiment: the run waits for that one.
 """
 
 import itertools
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -27,10 +31,11 @@ import yaml  # type: ignore[import-untyped]
 Arguments = dict[str, Any]
 
 _EXPERIMENT_KEYS = {"title", "script", "arguments", "grid", "grid_steps", "final_arguments", "seeds", "trials"}
-_EXPERIMENT_KEYS |= {"command", "seconds_per_step", "seconds_per_trial"}
-_PLAN_KEYS = _EXPERIMENT_KEYS - {"title", "trials", "command"} | {"name", "baseline", "max_minutes", "experiments"}
-_PLAN_KEYS |= {"tables"}
+_EXPERIMENT_KEYS |= {"command", "run_name", "measured_in", "seconds_per_step", "seconds_per_trial"}
+_PLAN_KEYS = _EXPERIMENT_KEYS - {"title", "trials", "command", "run_name", "measured_in"}
+_PLAN_KEYS |= {"name", "baseline", "margins", "max_minutes", "experiments", "tables"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]*")
+_FOLDER = re.compile(r"\{folder:([^{}]*)\}")
 
 
 class PlanError(ValueError):
@@ -75,14 +80,22 @@ class Trial:
             return None
         return math.ceil(_lines(path) / self.batch * float(str(self.arguments.get("num_train_epochs", "1"))))
 
+    @property
+    def needs(self) -> list[str]:
+        """Labels of the trials whose folders this one reads."""
+        values = [*self.command, *self.arguments.values()]
+        words = [word for value in values for word in ([value] if isinstance(value, str) else value)]
+        return list(dict.fromkeys(label for word in words for label in _FOLDER.findall(word)))
+
     def argv(self, output_dir: Path, resume: bool) -> list[str]:
-        """The words after ``python``."""
-        words = [word.replace("{output_dir}", str(output_dir)) for word in self.command]
-        if self.kind == "command":
-            return words
+        """The words after ``python``; ``output_dir`` is the plan's working folder."""
+        own = str(output_dir / self.label)
+        words = [word.replace("{output_dir}", own) for word in self.command]
         for key, value in self.arguments.items():
             words += [f"--{key}", *([value] if isinstance(value, str) else value)]
-        return [*words, "--output_dir", str(output_dir), *(["--resume_from_checkpoint", "True"] if resume else [])]
+        if self.kind != "command":
+            words += ["--output_dir", own, *(["--resume_from_checkpoint", "True"] if resume else [])]
+        return [_FOLDER.sub(lambda match: str(output_dir / match[1]), word) for word in words]
 
 
 @dataclass(frozen=True)
@@ -99,6 +112,8 @@ class Experiment:
     seeds: list[int]
     trials: dict[str, Arguments]
     command: tuple[str, ...]
+    run_name: str
+    measured_in: str | None
     seconds_per_step: float | None
     seconds_per_trial: float
 
@@ -109,7 +124,7 @@ class Experiment:
     def first_trials(self) -> list[Trial]:
         """The trials that do not depend on a result: grid points, single runs, or the seeds where there is no grid."""
         if self.command:
-            return [Trial(self.name, "run", "command", {}, self.command)]
+            return [Trial(self.name, self.run_name, "command", {}, self.command)]
         dev_only: Arguments = {"seed": self.seeds[0], "do_predict": False}
         if self.trials:
             return [self._trial(name, "listed", dev_only | given) for name, given in self.trials.items()]
@@ -138,6 +153,8 @@ class Plan:
 
     Arguments:
         baseline: the experiment that the p-values are against.
+        margins: ``against``, a list of experiments: the difference of Avg of every other one to each of them;
+            ``paper``, the published differences by experiment, and their ``source``.
         max_minutes: a longer estimate is refused.
         tables: ablation tables, as ``csekit.evaluation.tables`` documents them.
     """
@@ -145,6 +162,7 @@ class Plan:
     name: str
     experiments: dict[str, Experiment]
     baseline: str | None = None
+    margins: dict[str, Any] = field(default_factory=dict)
     max_minutes: float | None = None
     tables: dict[str, Any] = field(default_factory=dict)
 
@@ -166,13 +184,23 @@ class Plan:
         baseline = raw.get("baseline")
         if baseline is not None and baseline not in experiments:
             raise PlanError(f"baseline must be one of {sorted(experiments)}, got {baseline!r}")
-        plan = cls(raw["name"], experiments, baseline, raw.get("max_minutes"), raw.get("tables") or {})
+        margins = raw.get("margins") or {}
+        for name in [*margins.get("against", []), *margins.get("paper", {})]:
+            if name not in experiments:
+                raise PlanError(f"margins must name experiments of {sorted(experiments)}, got {name!r}")
+        tables = raw.get("tables") or {}
+        plan = cls(raw["name"], experiments, baseline, margins, raw.get("max_minutes"), tables)
+        _check_folders(plan)
         known = {trial.label for trial in plan.trials()}
         for table, spec in plan.tables.items():
-            for row in spec["rows"]:
+            for row in [*spec.get("rows", []), *spec.get("curves", [])]:
                 if row["trial"] not in known:
                     raise PlanError(f"tables.{table}: {row['trial']!r} is no trial of this plan")
         return plan
+
+    def trial(self, label: str) -> Trial:
+        """A single run or command by its label."""
+        return _independent(self.experiments.values())[label]
 
     def trials(self) -> list[Trial]:
         """All trials in order. Final trials that wait for a grid stand there without the chosen values."""
@@ -199,13 +227,13 @@ class Clock:
         if trial.steps and "train" in seconds:
             self._measured.setdefault(trial.experiment, []).append(seconds["train"] / (trial.steps * trial.batch))
         if "total" in seconds:
-            kind = self._extra.setdefault(trial.kind, [])
-            kind.append(seconds["total"] - (seconds.get("train", 0.0) if trial.kind != "command" else 0.0))
+            alike = self._extra.setdefault(_alike(trial), [])
+            alike.append(seconds["total"] - (seconds.get("train", 0.0) if trial.kind != "command" else 0.0))
 
     def seconds(self, trial: Trial) -> float | None:
         """Expected seconds of a trial, None where nothing tells."""
         experiment = self.plan.experiments[trial.experiment]
-        extra = _mean(self._extra.get(trial.kind, [])) or experiment.seconds_per_trial
+        extra = _mean(self._extra.get(_alike(trial), [])) or experiment.seconds_per_trial
         if trial.steps == 0:
             return extra
         per_sentence = self._seconds_per_sentence(experiment)
@@ -248,6 +276,11 @@ def _mean(values: Sequence[float]) -> float | None:
     return mean(values) if values else None
 
 
+def _alike(trial: Trial) -> str:
+    """Trials of one kind spend the same time around their steps; commands have nothing in common."""
+    return trial.label if trial.kind == "command" else trial.kind
+
+
 def _hint(experiment: Experiment) -> float | None:
     """The plan's own seconds per sentence."""
     if experiment.seconds_per_step is None:
@@ -278,6 +311,8 @@ def _experiment(name: str, own: Mapping[str, Any], plan: Mapping[str, Any]) -> E
         raise PlanError(f"experiments.{name}.script must be a file, got {script!r} (seen from {Path.cwd()})")
     for trial in own.get("trials") or {}:
         _check_name(f"experiments.{name}.trials", trial)
+    for key in ("run_name", "measured_in"):
+        _check_name(f"experiments.{name}.{key}", own.get(key, "run"))
     return Experiment(
         name=name,
         title=own.get("title", name),
@@ -289,9 +324,29 @@ def _experiment(name: str, own: Mapping[str, Any], plan: Mapping[str, Any]) -> E
         seeds=[int(seed) for seed in pick("seeds", [42])],
         trials={trial: dict(given or {}) for trial, given in (own.get("trials") or {}).items()},
         command=tuple(str(word) for word in own.get("command") or ()),
+        run_name=own.get("run_name", "run"),
+        measured_in=own.get("measured_in"),
         seconds_per_step=pick("seconds_per_step", None),
         seconds_per_trial=float(pick("seconds_per_trial", 0.0)),
     )
+
+
+def _independent(experiments: Iterable[Experiment]) -> dict[str, Trial]:
+    """The single runs and commands by label: those that do not hang on a choice."""
+    found = [trial for experiment in experiments for trial in experiment.first_trials()]
+    return {trial.label: trial for trial in found if trial.kind in ("listed", "command")}
+
+
+def _check_folders(plan: Plan) -> None:
+    experiments = list(plan.experiments.values())
+    for index, experiment in enumerate(experiments):
+        earlier = _independent(other for other in experiments[:index] if not other.measured_in)
+        for label in [label for trial in experiment.first_trials() for label in trial.needs]:
+            if label not in earlier:
+                raise PlanError(
+                    f"experiments.{experiment.name}: {{folder:{label}}} must be a single run or command of an earlier "
+                    f"experiment of this plan, one of {sorted(earlier)}"
+                )
 
 
 def _expand(value: Any, environment: Mapping[str, str]) -> Any:

@@ -4,8 +4,10 @@
 ``<!-- table:NAME -->`` and ``<!-- end table -->``; with ``--check`` it changes nothing and fails where a table is
 stale.
 
-NAME is a plan (``equal-terms``: one row an experiment, test sets in columns) or a plan and one of its ablation tables
-(``informin-ablations/lambda``), or ``selection`` (see ``csekit.evaluation.selection``). An ablation table stands in
+NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
+(``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
+(``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), or ``parameters/FILE`` and
+``costs/FILE`` for the files of these folders (see ``csekit.evaluation.costs``). An ablation table stands in
 the plan's ``tables``::
 
     lambda:
@@ -15,6 +17,9 @@ the plan's ``tables``::
       paper_column: BERT-base, Avg. of seven STS test sets
       rows:
         - {label: "0.04", trial: weight/lambda-0.04, paper: 76.09}
+
+With ``curves`` in the place of ``rows``, a list of ``label`` and ``trial``, it is a table over the steps of
+pre-training runs (see ``csekit.evaluation.curves``). Without ``source`` there is no column for the paper.
 """
 
 import argparse
@@ -25,6 +30,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from csekit.evaluation.costs import costs_table, parameters_table
+from csekit.evaluation.curves import curves_table
+from csekit.evaluation.results import read_results
 from csekit.evaluation.selection import selection_table
 from csekit.evaluation.sts_data import STS_TASKS
 
@@ -32,6 +40,7 @@ _BLOCK = re.compile(
     r"(?P<head><!-- table:(?P<name>[^\s>]+) -->\n)(?P<body>.*?)(?P<tail><!-- end table -->)", re.DOTALL
 )
 _HEAD = re.compile(r"<!-- table:")
+_BENCHMARKS = {"parameters": ("parameters.py", parameters_table), "costs": ("train_step.py", costs_table)}
 
 
 class TableError(ValueError):
@@ -57,6 +66,35 @@ def main_table(summary: Mapping[str, Any]) -> str:
     return "\n".join([_main_caption(summary, rows.values(), counts, with_p), "", *_markdown(head, body)])
 
 
+def margin_table(summary: Mapping[str, Any]) -> str:
+    """One row an experiment: Avg, its difference to each baseline with p, the paper's difference."""
+    spec = summary.get("margins")
+    if not spec or not spec["rows"]:
+        raise TableError(
+            f"plan {summary['plan']} has no margins, or no experiment beside its baselines has scores yet"
+        )
+    titles = {name: experiment["title"] for name, experiment in summary["experiments"].items()}
+    paper = spec.get("paper") or {}
+    head = ["", "Avg"]
+    for base in spec["against"]:
+        head += [f"less {titles[base]}", "p"]
+    body = []
+    for name, row in spec["rows"].items():
+        cells = [titles[name], _spread(summary["experiments"][name]["test"]["Avg"])]
+        for base in spec["against"]:
+            margin = row.get(base) or {}
+            cells += [_spread(margin, sign=True), _p_value(margin.get("p_value"))]
+        body.append([*cells, *([_number(paper.get(name), sign=True)] if paper else [])])
+    head += ["paper"] if paper else []
+    seeds = sorted({margin["n"] for row in spec["rows"].values() for margin in row.values()})
+    caption = (
+        "Avg of the seven STS test sets, less that of the baseline with the same seed; mean ± standard deviation over "
+        f"{' or '.join(map(str, seeds))} seeds; p: one-sided paired bootstrap over the test pairs"
+    )
+    caption += f". Paper: {spec['source']}." if paper else "."
+    return "\n".join([caption, "", *_markdown(head, body)])
+
+
 def ablation_table(summary: Mapping[str, Any], name: str) -> str:
     """Our dev score beside the paper's number, row by row."""
     spec = summary["tables"].get(name)
@@ -68,15 +106,21 @@ def ablation_table(summary: Mapping[str, Any], name: str) -> str:
         experiment, _, trial = row["trial"].partition("/")
         measured = summary["experiments"][experiment]
         dev = (measured.get("trials") or measured.get("grid") or {}).get(trial)
-        body.append([str(row["label"]), _number(dev), _number(row.get("paper"))])
+        body.append([str(row["label"]), _number(dev), *([_number(row.get("paper"))] if "source" in spec else [])])
     experiments = [summary["experiments"][experiment] for experiment in used]
     seeds = sorted({experiment["seeds"][0] for experiment in experiments})
     caption = (
         f"{spec['title']}. Ours: STS-B dev, Spearman × 100, {_origin(experiments)}; one seed "
-        f"({', '.join(map(str, seeds))}), so small differences say nothing. Paper: {spec['source']}; "
-        f"{spec['paper_column']}. The two columns are different models, corpora and test sets: compare their order."
+        f"({', '.join(map(str, seeds))}), so small differences say nothing."
     )
-    head = [spec["column"], "ours, STS-B dev", f"paper, {spec['paper_column']}"]
+    head = [spec["column"], "ours, STS-B dev"]
+    if "source" in spec:
+        head.append(f"paper, {spec['paper_column']}")
+        differ = "models and corpora" if "STS-B dev" in spec["paper_column"] else "models, corpora and test sets"
+        caption += (
+            f" Paper: {spec['source']}; {spec['paper_column']}. The two columns are different {differ}: compare their "
+            "order."
+        )
     return "\n".join([caption, "", *_markdown(head, body)])
 
 
@@ -85,10 +129,20 @@ def render(name: str, results_dir: Path) -> str:
     if name == "selection":
         return selection_table(results_dir)
     plan, _, table = name.partition("/")
+    if plan in _BENCHMARKS:
+        script, make = _BENCHMARKS[plan]
+        path = results_dir / plan / f"{table}.json"
+        if not path.is_file():
+            raise TableError(f"table:{name} needs {path}, which does not exist (run benchmarks/{script} first)")
+        return _assembled(*make(read_results(path)))
     path = results_dir / plan / "summary.json"
     if not path.is_file():
         raise TableError(f"table:{name} needs {path}, which does not exist (run examples/run_seeds.py first)")
     summary = json.loads(path.read_text(encoding="utf-8"))
+    if table == "margins":
+        return margin_table(summary)
+    if "curves" in summary["tables"].get(table, {}):
+        return _assembled(*curves_table(summary["tables"][table], path.parent))
     return ablation_table(summary, table) if table else main_table(summary)
 
 
@@ -144,12 +198,17 @@ def _main_caption(summary: Mapping[str, Any], rows: Iterable[Mapping[str, Any]],
 
 
 def _origin(experiments: Iterable[Mapping[str, Any]]) -> str:
-    """Backbone and corpus, as the results files name them."""
+    """Backbone and corpus, as the results files name them. Text called wiki… is a stand-in for wiki1m_for_simcse."""
     experiments = list(experiments)
     backbones = sorted({name for row in experiments for name in row.get("backbone", [])})
     corpora = {(corpus["name"], corpus["rows"]): None for row in experiments for corpus in row.get("corpus", [])}
     names = " and ".join(f"{name} ({rows:,} sentences)" if rows else name for name, rows in corpora)
-    return f"backbone {' and '.join(backbones) or 'unknown'}, stand-in Wikipedia corpus {names or 'unknown'}"
+    stand_in = "" if corpora and not all(name.startswith("wiki") for name, _ in corpora) else "stand-in Wikipedia "
+    return f"backbone {' and '.join(backbones) or 'unknown'}, {stand_in}corpus {names or 'unknown'}"
+
+
+def _assembled(caption: str, head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    return "\n".join([caption, "", *_markdown(head, body)])
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
@@ -158,14 +217,14 @@ def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     return [lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]]
 
 
-def _spread(value: Mapping[str, Any] | None) -> str:
+def _spread(value: Mapping[str, Any] | None, sign: bool = False) -> str:
     if not value:
         return "–"
-    return _number(value["mean"]) + (f" ± {value['std']:.2f}" if value.get("std") is not None else "")
+    return _number(value["mean"], sign) + (f" ± {value['std']:.2f}" if value.get("std") is not None else "")
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def _number(value: float | None, sign: bool = False) -> str:
+    return "–" if value is None else f"{value:{'+' if sign else ''}.2f}"
 
 
 def _p_value(value: float | None) -> str:

@@ -38,7 +38,8 @@ class Records:
         return self.output_dir / trial.experiment / trial.name
 
     def path(self, trial: Trial) -> Path:
-        return self.results_dir / self.plan.name / trial.experiment / f"{trial.name}.json"
+        plan = self._measured_in(trial) or self.plan.name
+        return self.results_dir / plan / trial.experiment / f"{trial.name}.json"
 
     def result(self, trial: Trial) -> dict[str, Any] | None:
         """The record of a finished trial, None before that. A run that finished while nobody looked is recorded now.
@@ -49,6 +50,8 @@ class Records:
         if recorded is not None:
             self._must_match(trial, recorded.get("trial", {}), self.path(trial))
             return recorded
+        if self._measured_in(trial):
+            return None
         state = self.state(trial)
         if state is None:
             if self.folder(trial).exists() and any(self.folder(trial).iterdir()):
@@ -60,6 +63,19 @@ class Records:
 
     def state(self, trial: Trial) -> dict[str, Any] | None:
         return _load(self.folder(trial) / "trial.json")
+
+    def waits_for(self, trial: Trial) -> str | None:
+        """Why a trial cannot start: it reads the folder of another that has not finished, or whose folder is gone."""
+        for label in trial.needs:
+            other = self.plan.trial(label)
+            if self.result(other) is None:
+                return f"{label}, which has no result"
+            if not (self.folder(other) / "results.json").is_file():
+                return (
+                    f"the folder of {label}, which is not there: bring it back to {self.folder(other)}, or move "
+                    f"{self.path(other)} away and it is made anew"
+                )
+        return None
 
     def begin(self, trial: Trial) -> bool:
         """Note that a trial starts; True where it was started before."""
@@ -79,6 +95,9 @@ class Records:
         """Delete what a finished trial kept for resumption."""
         shutil.rmtree(self.folder(trial) / "training", ignore_errors=True)
 
+    def _measured_in(self, trial: Trial) -> str | None:
+        return self.plan.experiments[trial.experiment].measured_in
+
     def _note(self, trial: Trial, state: Mapping[str, Any]) -> None:
         self.folder(trial).mkdir(parents=True, exist_ok=True)
         write_json(self.folder(trial) / "trial.json", {**self._identity(trial), **state})
@@ -88,6 +107,8 @@ class Records:
         config = Path(str(trial.arguments.get("config", "")))
         if config.is_file():
             arguments["config_sha256"] = hashlib.sha256(config.read_bytes()).hexdigest()
+        if trial.needs:  # the same words over another earlier run are another run
+            arguments["needs"] = {label: self._identity(self.plan.trial(label))["hash"] for label in trial.needs}
         arguments = self._public(trial, arguments)
         digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
         return {"kind": trial.kind, "hash": digest, "arguments": arguments}
@@ -129,6 +150,7 @@ class Records:
         words = [*trial.command, *trial.arguments.values(), str(self.folder(trial).absolute()), str(Path.cwd())]
         flat = [inner for word in words for inner in ([word] if isinstance(word, str) else word)]
         outside = [word for word in flat if os.path.isabs(word) or word.startswith("..")]
+        outside += [str((self.output_dir / label).absolute()) for label in trial.needs]
         paths = {word.rstrip("/") for word in outside} | {str(Path(word).resolve()) for word in outside}
         for path in sorted(paths - {"", "/"}, key=len, reverse=True):
             text = re.sub(re.escape(path) + r"(?![\w.-])", Path(path).name, text)
@@ -154,24 +176,32 @@ def matrix(records: Records, clock: Clock) -> tuple[str, float]:
     todo, unknown, finished = 0.0, 0, 0
     for trial in plan.trials():
         experiment = plan.experiments[trial.experiment]
+        elsewhere = experiment.measured_in
         waits = trial.kind == "final" and bool(experiment.grid)
         known = {other.name: other for other in chosen_trials(experiment, records)}.get(trial.name) if waits else trial
         result = None if known is None else records.result(known)
         status = (records.state(trial) or {}).get("status", "after the grid" if known is None else "")
         seconds = clock.seconds(trial)
         finished += result is not None
+        if elsewhere:
+            rows.append(_row(trial, "-", f"{'' if result else 'not yet '}in {elsewhere}"))
+            continue
         if result is None:
             todo += (seconds or 0.0) / 60
             unknown += seconds is None
         minutes = "?" if seconds is None else f"{seconds / 60:.1f}"
         state = status if result is None else "finished"
-        rows.append((trial.label, trial.kind, str(trial.steps or "-"), str(trial.batch), minutes, state))
+        rows.append(_row(trial, minutes, state))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     limit = "" if plan.max_minutes is None else f" of at most {plan.max_minutes:g}"
     guess = f", not counting {unknown} trials of unknown length" if unknown else ""
     lines.append(f"{plan.name}: {len(rows) - 1} trials, {finished} finished, {todo:.0f} minutes to go{limit}{guess}")
     return "\n".join(lines), todo
+
+
+def _row(trial: Trial, minutes: str, state: str) -> tuple[str, str, str, str, str, str]:
+    return trial.label, trial.kind, str(trial.steps or "-"), str(trial.batch), minutes, state
 
 
 def select(experiment: Experiment, records: Records) -> tuple[Arguments, dict[str, Any]] | None:
@@ -225,6 +255,8 @@ def summarise(records: Records, compare: Compare | None = None) -> dict[str, Any
                 experiments[name]["p_value"] = compare(base, files)
     summary = {"schema": 1, "plan": plan.name, "baseline": plan.baseline, "experiments": experiments}
     summary["tables"] = plan.tables
+    if plan.margins:
+        summary["margins"] = {**plan.margins, "rows": _margins(records, experiments, compare)}
     path = records.results_dir / plan.name / "summary.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, summary)
@@ -250,6 +282,7 @@ def chosen_trials(experiment: Experiment, records: Records) -> list[Trial]:
 def _summary(experiment: Experiment, records: Records) -> dict[str, Any]:
     first, final = experiment.first_trials(), chosen_trials(experiment, records)
     summary: dict[str, Any] = {"title": experiment.title, "kind": experiment.kind, "seeds": experiment.seeds}
+    summary |= {"measured_in": experiment.measured_in} if experiment.measured_in else {}
     if experiment.grid:
         grid = [(trial, records.result(trial)) for trial in first]
         summary["grid"] = {trial.name: dev_score(result) for trial, result in grid}
@@ -273,6 +306,31 @@ def _summary(experiment: Experiment, records: Records) -> dict[str, Any]:
     corpora = {(corpus.get("name"), corpus.get("rows")) for result in origin if (corpus := result.get("corpus"))}
     summary["corpus"] = [{"name": Path(str(name)).name, "rows": rows} for name, rows in sorted(corpora, key=str)]
     return summary
+
+
+def _margins(records: Records, summaries: Mapping[str, Any], compare: Compare | None) -> dict[str, Any]:
+    """Avg of every experiment less that of each one in ``margins.against``, seed by seed: ``spread`` and p-value."""
+    files = {name: _scored(experiment, records) for name, experiment in records.plan.experiments.items()}
+    averages = {name: _averages(paths) for name, paths in files.items()}
+    against = records.plan.margins["against"]
+    rows: dict[str, Any] = {}
+    for name in files:
+        for base in against if name not in against else []:
+            seeds = [seed for seed in averages[name] if seed in averages[base]]
+            if not seeds:
+                continue
+            row = spread([averages[name][seed] - averages[base][seed] for seed in seeds])
+            p_value = summaries[name].get("p_value") if base == records.plan.baseline else None
+            if p_value is None and compare is not None:
+                p_value = compare(files[base], files[name])
+            rows.setdefault(name, {})[base] = {**row, "p_value": p_value}
+    return rows
+
+
+def _averages(paths: Sequence[Path]) -> dict[int, float]:
+    """Avg by seed."""
+    results = [result for path in paths if (result := _load(path)) is not None]
+    return {result["seed"]: scores["Avg"] for result in results if "Avg" in (scores := test_scores(result))}
 
 
 def _failure(trial: Trial, records: Records) -> dict[str, Any] | None:

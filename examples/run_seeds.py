@@ -6,7 +6,8 @@
         --grid learning_rate=3e-5,1e-4 --grid_steps 300 -- --method simcse --train_file sentences.txt
 
 `csekit.evaluation.plans` says what a plan holds, `csekit.evaluation.trials` what is kept of each trial. Trials run
-one at a time. A failed one is noted and the others go on; the next call tries it again. SIGTERM, SIGHUP and Ctrl-C
+one at a time. A failed one is noted and the others go on; the next call tries it again. What another plan has measured
+(`measured_in`) is read, not run. SIGTERM, SIGHUP and Ctrl-C
 reach the running trial as SIGTERM, so that it can save, and end the program with 143. Exit codes: 0 all trials
 finished, 1 some did not, 2 nothing was started.
 """
@@ -45,7 +46,8 @@ class Runner:
         self.records, self.clock, self.keep_checkpoints, self.lock = records, clock, keep_checkpoints, lock
         self.child: subprocess.Popen[bytes] | None = None
         self.stopped = False
-        self.done, self.total = 0, len(records.plan.trials())
+        self.done = 0
+        self.total = sum(not records.plan.experiments[trial.experiment].measured_in for trial in records.plan.trials())
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), self.stop)
@@ -63,8 +65,12 @@ class Runner:
         try:
             if self.records.result(trial) is not None:
                 return self.finished(trial)
+            reason = self.records.waits_for(trial)
         except PlanError as error:
             print(f"{self.head(trial)}  refused: {error}", flush=True)
+            return False
+        if reason is not None:
+            print(f"{self.head(trial)}  not started, waits for {reason}", flush=True)
             return False
         seconds = self.clock.seconds(trial)
         expected = "?" if seconds is None else f"{seconds / 60:.1f}"
@@ -90,7 +96,7 @@ class Runner:
 
     def process(self, trial: Trial, resume: bool) -> int:
         """The child process. It inherits the lock, and leaves our process group so that only we signal it."""
-        argv = [sys.executable, *trial.argv(self.records.folder(trial), resume)]
+        argv = [sys.executable, *trial.argv(self.records.output_dir, resume)]
         inherit = [self.lock.fileno()] if fcntl else []
         with self.log(trial).open("ab") as log:
             self.child = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True, pass_fds=inherit)
@@ -114,6 +120,8 @@ def run_all(runner: Runner, plan: Plan, records: Records) -> bool:
     """All trials of a plan; True where every one has a result."""
     complete = True
     for experiment in plan.experiments.values():
+        if experiment.measured_in:
+            continue
         first = experiment.first_trials()
         outcomes = [runner.run(trial) for trial in first]
         complete &= all(outcomes)

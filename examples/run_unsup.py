@@ -14,20 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from transformers import AutoTokenizer, set_seed
-
-from csekit.modeling import METHODS
-from csekit.trainers import CSETrainer, load_corpus, parse_run_arguments
+from csekit.trainers import parse_run_arguments
 from csekit.trainers.demo import DEMO, with_demo
-from csekit.trainers.runs import (
-    before_and_after,
-    check_output_dir,
-    load_dev,
-    load_tests,
-    one_line_errors,
-    score_run,
-    write_run,
-)
+from csekit.trainers.runs import check_output_dir, load_data, make_trainer, one_line_errors, train_and_score
 
 REAL_RUN = """For a real run:
   accelerate launch examples/run_unsup.py --model_name_or_path bert-base-uncased --train_file sentences.txt
@@ -47,43 +36,12 @@ def main() -> int:
             with args.main_process_first(desc="demo encoder"):
                 run = with_demo(run, Path(__file__).parent / "demo")
         run.check()
-        corpus = load_corpus(
-            run.train_file,
-            run.dataset_name,
-            columns=run.columns,
-            streaming=run.streaming,
-            max_samples=run.max_train_samples,
-        )
-        dev, tests = load_dev(run), load_tests(run) if args.do_predict else []
-        tokenizer = AutoTokenizer.from_pretrained(run.model_name_or_path)
-        fit = corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=fields.get("prompt_template"))
-        print(f"{corpus.name}: {corpus.report.summary()}; {fit.summary()}")
-        if fit.warning:
-            print(f"warning: {fit.warning}", file=sys.stderr)
-
-        set_seed(args.seed)
-        model = METHODS[run.method].from_backbone(
-            run.model_name_or_path, tokenizer=tokenizer, dropout=run.dropout, **fields
-        )
-        trainer = CSETrainer(model, args, corpus, tokenizer, dev)
-
-    before = score_run(trainer, tests if run.test_file else [])
-    training = time.monotonic()
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    if trainer.stop_on_terminate.interrupted:
-        return 143
-    seconds = {"train": time.monotonic() - training}
-
-    folder = trainer.save_run()
-    if trainer.is_world_process_zero():
-        after = score_run(trainer, tests)
-        seconds["total"] = time.monotonic() - started
-        write_run(trainer, run, before, after, seconds)
-        print(before_and_after(before, after))
-        print(f"\nThe encoder is in {folder}: SentenceTransformer({str(folder)!r})")
-        if demo:
-            print(REAL_RUN)
-    return 0
+        data = load_data(run, args)
+        trainer = make_trainer(run, args, fields, data)
+    status = train_and_score(trainer, run, data, started)
+    if demo and status == 0 and trainer.is_world_process_zero():
+        print(REAL_RUN)
+    return status
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from .configuration_diffcse import (
 from .configuration_infocse import AuxiliaryMaskedLMConfig, InfoCSEConfig
 from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
 from .configuration_informin import InforMinConfig, ReconstructionConfig
+from .configuration_msse import DimensionContrastConfig, InformationCompensationConfig, MSSEConfig
 from .configuration_simcse import SimCSEConfig
 from .masked_lm import MaskedLM, MaskedLMConfig
 from .modeling_cse import CSEModel
@@ -21,8 +22,9 @@ from .modeling_diffcse import DiffCSEModel, EditedContrast, ReplacedTokenDetecti
 from .modeling_infocse import AuxiliaryMaskedLM, InfoCSEModel
 from .modeling_infocse_pretraining import InfoCSEForPreTraining, PretrainingOutput
 from .modeling_informin import InforMinModel, Reconstruction
+from .modeling_msse import DimensionContrast, InformationCompensation, MSSEModel
 from .modeling_simcse import SimCSEModel
-from .objectives import EditSpec, Encode, MaskingSpec, Objective, ObjectiveConfig, Views
+from .objectives import EditSpec, Encode, MaskingSpec, Objective, ObjectiveConfig, TargetSpec, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .registry import METHODS, OBJECTIVES
 
@@ -46,6 +48,8 @@ __all__ = [
     "CorrectiveLMConfig",
     "DiffCSEConfig",
     "DiffCSEModel",
+    "DimensionContrast",
+    "DimensionContrastConfig",
     "EditSpec",
     "EditedContrast",
     "EditedContrastConfig",
@@ -56,6 +60,10 @@ __all__ = [
     "InfoCSEPretrainingConfig",
     "InforMinConfig",
     "InforMinModel",
+    "InformationCompensation",
+    "InformationCompensationConfig",
+    "MSSEConfig",
+    "MSSEModel",
     "MaskedLM",
     "MaskedLMConfig",
     "MaskingSpec",
@@ -69,5 +77,6 @@ __all__ = [
     "SentenceEmbeddingOutput",
     "SimCSEConfig",
     "SimCSEModel",
+    "TargetSpec",
     "Views",
 ]

@@ -2,10 +2,11 @@
 
 import difflib
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
+from .base import EncoderWrapperConfig
 from .objectives import ObjectiveConfig
 
 POOLINGS = ("cls", "mean", "first_last_mean", "top2_mean", "mask")
@@ -22,14 +23,16 @@ def dropout_fields(encoder_config: PreTrainedConfig) -> dict[str, float]:
     }
 
 
-class CSEConfig(PreTrainedConfig):
+class CSEConfig(EncoderWrapperConfig):
     """Configuration of a sentence encoder in training: everything that changes an embedding or a loss.
 
     Arguments:
         encoder_config: configuration of the backbone, any encoder that ``AutoModel`` knows (default: BERT).
         pooling: ``cls`` (last layer, first token), ``mean`` (last layer), ``first_last_mean`` (mean over tokens of the
             first and the last layer), ``top2_mean`` (of the last two) or ``mask`` (the mask token of the template).
-        prompt_template: for ``mask``: text with ``{sentence}`` and ``{mask}``, e.g. ``'"{sentence}" means {mask}.'``.
+        prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``, e.g.
+            ``'"{sentence}" means {mask}.'``. One that ends in ``{mask}`` is not followed by a special token, so that
+            the mask token is the last and sentence-transformers needs no code for its export.
         prompt_mask_offset: where the template's mask token stands, from the first (≥ 0) or the last token (< 0); set
             by ``from_backbone``, which knows the tokenizer.
         projector: ``tanh`` (SimCSE), ``batchnorm`` (DiffCSE, InfoCSE), ``linear`` (MSSE) or ``none``; training only
@@ -49,9 +52,7 @@ class CSEConfig(PreTrainedConfig):
     """
 
     model_type = "cse"
-    sub_configs: ClassVar = {"encoder_config": AutoConfig}
 
-    encoder_config: Any = None
     pooling: str = "cls"
     prompt_template: str | None = None
     prompt_mask_offset: int | None = None
@@ -70,19 +71,10 @@ class CSEConfig(PreTrainedConfig):
         return []
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if self.encoder_config is None:
-            self.encoder_config = AutoConfig.for_model("bert")
-        elif isinstance(self.encoder_config, dict):
-            fields = dict(self.encoder_config)
-            if "model_type" not in fields:
-                raise ValueError(f"encoder_config must have a 'model_type', got {self.encoder_config!r}")
-            self.encoder_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
         given = self.default_objectives() if self.objectives is None else self.objectives
         self.objectives = [_objective_config(objective) for objective in given]
         self._set_flat(kwargs)
         super().__post_init__(**kwargs)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the trainer would fill them in otherwise
-            setattr(self, name, getattr(self.encoder_config, name, None))
         self._check()
 
     def _set_flat(self, kwargs: dict[str, Any]) -> None:
@@ -182,16 +174,6 @@ class CSEConfig(PreTrainedConfig):
                 )
                 raise ValueError(f"{cls.__name__} has no field {name!r}; did you mean one of {near}?")
 
-    @property
-    def initializer_range(self) -> float:
-        """Standard deviation of new weights, the encoder's."""
-        return float(getattr(self.encoder_config, "initializer_range", 0.02))
-
-    @property
-    def hidden_size(self) -> int:
-        """H, the encoder's."""
-        return int(self.encoder_config.hidden_size)
-
     def get_text_config(self, *args: Any, **kwargs: Any) -> "CSEConfig":
         """Itself. Transformers would take a flat field of an objective called ``generator`` for a config."""
         return self
@@ -209,7 +191,6 @@ class CSEConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         output = super().to_dict()
-        output["encoder_config"].pop("_name_or_path", None)  # a folder of the machine that trained
         output["objectives"] = [objective.to_dict() for objective in self.objectives]
         return output
 

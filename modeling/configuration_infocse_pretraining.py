@@ -1,15 +1,14 @@
 """Stage 1 of InfoCSE: what the masked language model with an auxiliary head is made of (Wu et al. 2022, §3.1)."""
 
-from typing import Any, ClassVar
-
-from transformers import AutoConfig, PreTrainedConfig
+from typing import Any
 
 from .auxiliary_head import lower_layers
+from .base import EncoderWrapperConfig
 
 OBJECTIVES = ("condenser", "mlm")
 
 
-class InfoCSEPretrainingConfig(PreTrainedConfig):
+class InfoCSEPretrainingConfig(EncoderWrapperConfig):
     """Configuration of :class:`InfoCSEForPreTraining`.
 
     Arguments:
@@ -22,26 +21,15 @@ class InfoCSEPretrainingConfig(PreTrainedConfig):
     """
 
     model_type = "infocse_pretraining"
-    sub_configs: ClassVar[dict[str, Any]] = {"encoder_config": AutoConfig}
 
-    encoder_config: Any = None
     objective: str = "condenser"
     head_layers: int = 2
     split_layer: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if self.encoder_config is None:
-            self.encoder_config = AutoConfig.for_model("bert")
-        elif isinstance(self.encoder_config, dict):
-            fields = dict(self.encoder_config)
-            if "model_type" not in fields:
-                raise ValueError(f"encoder_config must have a 'model_type', got {self.encoder_config!r}")
-            self.encoder_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+        super().__post_init__(**kwargs)
         if self.split_layer is None and self.objective == "condenser":
             self.split_layer = lower_layers(self.encoder_config)
-        super().__post_init__(**kwargs)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the trainer would fill them in otherwise
-            setattr(self, name, getattr(self.encoder_config, name, None))
         self._check()
 
     def _check(self) -> None:
@@ -59,18 +47,3 @@ class InfoCSEPretrainingConfig(PreTrainedConfig):
     def num_layers(self) -> int:
         """Layers of the encoder."""
         return int(self.encoder_config.num_hidden_layers)
-
-    @property
-    def initializer_range(self) -> float:
-        """Standard deviation of new weights, the encoder's."""
-        return float(getattr(self.encoder_config, "initializer_range", 0.02))
-
-    @property
-    def hidden_size(self) -> int:
-        """H, the encoder's."""
-        return int(self.encoder_config.hidden_size)
-
-    def to_dict(self) -> dict[str, Any]:
-        output = super().to_dict()
-        output["encoder_config"].pop("_name_or_path", None)  # a folder of the machine that trained
-        return output

@@ -5,6 +5,7 @@ Without pooling metadata sentence-transformers falls back to mean pooling and sa
 
 import copy
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,21 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from .template_pooling import TemplatePooling
+from .tokenization import own_template, with_template
+
 if TYPE_CHECKING:
+    from .configuration_cse import CSEConfig
     from .modeling_cse import CSEModel
 
-#: Poolings that sentence-transformers has a flag for.
-EXPORTABLE_POOLINGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+logger = logging.getLogger(__name__)
+
+#: Poolings that sentence-transformers has a flag for; ``mask`` where the template ends in its mask token.
+EXPORTABLE_POOLINGS = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "mask": "pooling_mode_lasttoken",
+}
 _FLAGS = (
     "pooling_mode_cls_token",
     "pooling_mode_mean_tokens",
@@ -34,20 +45,24 @@ _IDENTITY, _TANH, _RELU = (
 )
 
 
-def check_exportable(pooling: str, prompt_template: str | None = None) -> None:
-    """Raise ValueError for a pooling that has no native form in sentence-transformers, and for a template, which a
-    plain tokenizer would leave out."""
+#: The module of templates that do not: its file is copied into the export.
+TEMPLATE_POOLING = f"template_pooling.{TemplatePooling.__name__}"
+
+
+def check_exportable(pooling: str) -> None:
+    """Raise ValueError for a pooling that sentence-transformers cannot compute."""
     if pooling not in EXPORTABLE_POOLINGS:
         allowed = ", ".join(map(repr, EXPORTABLE_POOLINGS))
         raise ValueError(
             f"an encoder with pooling {pooling!r} cannot be exported: sentence-transformers has no such pooling "
             f"(it has {allowed}) and would silently use another; load its training checkpoint with csekit instead"
         )
-    if prompt_template is not None:
-        raise ValueError(
-            f"an encoder with prompt_template {prompt_template!r} cannot be exported: whoever loads the folder would "
-            "encode sentences without it; load its training checkpoint with csekit instead"
-        )
+
+
+def needs_code(config: "CSEConfig") -> bool:
+    """Whether sentence-transformers needs the export's own module: its pooling reads a mask token that is not the
+    last."""
+    return config.pooling == "mask" and config.prompt_mask_offset != -1
 
 
 def length_limit(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -87,14 +102,23 @@ def fold(linear: nn.Linear, norm: nn.BatchNorm1d) -> nn.Linear:
     return folded
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path, limit: int) -> None:
-    """Save a copy with this length limit, without the truncation and padding of the caller's last call."""
-    tokenizer = copy.deepcopy(tokenizer)
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path, limit: int, template: str | None = None) -> None:
+    """Save a copy with this length limit, without the truncation and padding of the caller's last call. It puts the
+    template around every text by itself.
+
+    Raises:
+        ValueError: what :func:`with_template` refuses.
+    """
+    tokenizer = copy.deepcopy(tokenizer) if template is None else with_template(tokenizer, template)
     tokenizer.model_max_length = limit
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     tokenizer.save_pretrained(path)
+    if own_template(tokenizer) is not None:  # the classes of the families would build their own post-processor
+        file = path / "tokenizer_config.json"
+        inputs = {"model_input_names": tokenizer.model_input_names}
+        _write(file, {**json.loads(file.read_text()), "tokenizer_class": "PreTrainedTokenizerFast", **inputs})
 
 
 def _write(path: Path, content: Any) -> None:
@@ -105,23 +129,23 @@ def _write(path: Path, content: Any) -> None:
 def export_encoder(model: "CSEModel", path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Write backbone, tokenizer and sentence-transformers' metadata to ``path``.
 
-    The length limit is the encoder's own, not that of training. A projector kept at inference becomes ``Dense``
-    modules behind the pooling; ``AutoModel`` alone then gives the state before it.
+    The length limit is the encoder's own, not that of training. A prompt template goes into the tokenizer. The state
+    of a mask token that is the last token is last-token pooling; of another one, it needs a module that is copied to
+    ``template_pooling.py``, with a warning. A projector kept at inference becomes ``Dense`` modules behind the
+    pooling; ``AutoModel`` alone then gives the state before it.
 
     Raises:
-        ValueError: a pooling that has no native form in sentence-transformers, or a prompt template.
+        ValueError: a pooling that has no native form in sentence-transformers; a template, and a tokenizer that cannot
+            hold it.
     """
-    check_exportable(model.config.pooling, model.config.prompt_template)
+    check_exportable(model.config.pooling)
     limit = length_limit(model.backbone, tokenizer)
+    save_tokenizer(tokenizer, path, limit, model.config.prompt_template)
     model.backbone.save_pretrained(path)
-    save_tokenizer(tokenizer, path, limit)
     for stale in path.glob("[0-9]_Dense"):
         shutil.rmtree(stale)
 
-    modules = [("", _TRANSFORMER), ("1_Pooling", _POOLING)]
-    width = model.config.hidden_size
-    flags = {flag: flag == EXPORTABLE_POOLINGS[model.config.pooling] for flag in _FLAGS}
-    _write(path / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **flags})
+    modules = [("", _TRANSFORMER), ("1_Pooling", write_pooling(model.config, path))]
     dense = _dense_layers(model.projector) if model.config.projector_at_inference else []
     for index, (layer, activation) in enumerate(dense, start=2):
         folder = path / f"{index}_Dense"
@@ -135,3 +159,25 @@ def export_encoder(model: "CSEModel", path: Path, tokenizer: PreTrainedTokenizer
     _write(path / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
     _write(path / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "cosine"})
     return path
+
+
+def write_pooling(config: "CSEConfig", path: Path) -> str:
+    """Write the pooling's folder. Returns the type of its module."""
+    folder, width = path / "1_Pooling", config.hidden_size
+    folder.mkdir(parents=True, exist_ok=True)
+    if needs_code(config):
+        logger.warning(
+            "the mask token of prompt_template %r is not the last token, and sentence-transformers has no pooling for "
+            "it: the export carries template_pooling.py, which SentenceTransformer runs with trust_remote_code=True "
+            "only (AutoModel needs no code: last_hidden_state at the mask token). A template that ends in '{mask}' "
+            "needs none.",
+            config.prompt_template,
+        )
+        assert config.prompt_mask_offset is not None
+        TemplatePooling(width, config.prompt_mask_offset).save(str(folder))
+        return TEMPLATE_POOLING
+    (path / "template_pooling.py").unlink(missing_ok=True)
+    chosen = EXPORTABLE_POOLINGS[config.pooling]
+    flags = {flag: flag == chosen for flag in dict.fromkeys((*_FLAGS, chosen))}
+    _write(folder / "config.json", {"word_embedding_dimension": width, **flags})
+    return _POOLING

@@ -37,6 +37,27 @@ def mse_reconstruction(z1_BH: Tensor, z2_BH: Tensor) -> Tensor:
     return 2 * F.mse_loss(F.normalize(z1_BH, dim=-1), F.normalize(z2_BH, dim=-1))
 
 
+def dimension_contrast_sum(correlation_HH: Tensor) -> Tensor:
+    """MSSE Eq. 4: Σ_ij (C_ij − δ_ij)². With B rows the rank of C is at most B − 1, so it never falls below
+    max(H − (B − 1), 0), which it reaches with all C_ii at (B − 1) / H."""
+    diagonal_H = correlation_HH.diagonal()
+    return (diagonal_H - 1).square().sum() + correlation_HH.square().sum() - diagonal_H.square().sum()
+
+
+def dimension_contrast_balanced(correlation_HH: Tensor) -> Tensor:
+    """MSSE Eq. 4 with means for sums: mean_i (C_ii − 1)² + mean_{i≠j} C_ij². The H² − H pairs of different dimensions
+    then weigh as much as the H of the same. Its minimum has all C_ii at 1 / (1 + (H / (B − 1) − 1) / (H − 1)) where
+    B ≤ H: 0.997 at B = 256, H = 768."""
+    diagonal_H = correlation_HH.diagonal()
+    others = max(correlation_HH.numel() - len(diagonal_H), 1)
+    return (diagonal_H - 1).square().mean() + (correlation_HH.square().sum() - diagonal_H.square().sum()) / others
+
+
+def token_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
+    """The cross-entropy of each token, (M,); 0 where the label is −100."""
+    return F.cross_entropy(logits_MV.float(), labels_M, reduction="none")
+
+
 def token_cross_entropy_sum(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
     """Σ over tokens of the cross-entropy; 0 (with gradient) for no token."""
     return F.cross_entropy(logits_MV.float(), labels_M, reduction="sum")

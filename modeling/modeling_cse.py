@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from .base import EncoderWrapper
 from .configuration_cse import CSEConfig, dropout_fields
 from .distributed import gather_rows, rank
 from .dropout import speed_up_dropout
@@ -37,7 +38,7 @@ from .unpadding import pack_batches, run_encoder
 logger = logging.getLogger(__name__)
 
 
-class CSEModel(PreTrainedModel):
+class CSEModel(EncoderWrapper):
     """A sentence encoder in training, with any list of objectives (the joint model of all methods).
 
     ``forward`` takes ``input_ids`` and ``attention_mask``, int64. Of shape
@@ -52,14 +53,6 @@ class CSEModel(PreTrainedModel):
 
     config_class = CSEConfig
     config: CSEConfig
-    base_model_prefix = "backbone"
-    main_input_name = "input_ids"
-    accepts_loss_kwargs = False
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
 
     def __init__(self, config: CSEConfig, backbone: PreTrainedModel | None = None) -> None:
         from .registry import OBJECTIVES
@@ -256,10 +249,11 @@ class CSEModel(PreTrainedModel):
         return others_BK, others_BK.any(1).sum().float()
 
     def export(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> Path:
-        """Write the plain encoder with its pooling metadata: what ``AutoModel`` and ``SentenceTransformer`` load.
+        """Write the plain encoder with its pooling metadata: what ``AutoModel`` and ``SentenceTransformer`` load. See
+        ``export_encoder``.
 
         Raises:
-            ValueError: a pooling that has no native form in sentence-transformers, or a prompt template.
+            ValueError: a pooling that has no native form in sentence-transformers.
         """
         return export_encoder(self, Path(path), tokenizer)
 

@@ -22,6 +22,7 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from .auxiliary_head import FOLDER, AuxiliaryHead, layer_list
+from .base import EncoderWrapper
 from .configuration_cse import dropout_fields
 from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
 from .distributed import token_mean
@@ -47,7 +48,7 @@ class PretrainingOutput(ModelOutput):
     metrics: dict[str, Tensor] | None = None
 
 
-class InfoCSEForPreTraining(PreTrainedModel):
+class InfoCSEForPreTraining(EncoderWrapper):
     """A masked LM with two predictions of the same masked tokens (Condenser, Gao and Callan 2021; InfoCSE Eqs. 4–6)
 
     L = CE(W·g(h^N), x) + CE(W·g(Head([h^N_CLS; h^k_1..L])), x), over the masked positions
@@ -62,14 +63,6 @@ class InfoCSEForPreTraining(PreTrainedModel):
 
     config_class = InfoCSEPretrainingConfig
     config: InfoCSEPretrainingConfig
-    base_model_prefix = "backbone"
-    main_input_name = "input_ids"
-    accepts_loss_kwargs = False
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
 
     def __init__(self, config: InfoCSEPretrainingConfig, backbone: PreTrainedModel | None = None) -> None:
         super().__init__(config)

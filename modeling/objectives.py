@@ -1,7 +1,7 @@
 """The mechanism of the auxiliary objectives: what an objective is given, what it asks for, what it returns.
 
 Shape suffixes: B sentences of a batch, V views, N = V·B rows (view-major: all of view 1, then all of view 2),
-L tokens, M masked positions, H hidden size, E embedding size of the vocabulary.
+L tokens, K tokens of a target, M masked positions, H hidden size, E embedding size of the vocabulary.
 """
 
 import typing
@@ -74,6 +74,24 @@ class EditSpec(MaskingSpec):
     @property
     def further_columns(self) -> int:
         return int(self.text != "own")
+
+
+@dataclass(frozen=True)
+class TargetSpec(MaskingSpec):
+    """A text for a decoder to write: one view of each sentence, without special tokens and template.
+
+    The collator adds, for an objective named ``icm``, K tokens of the longest of the B sentences, all int64:
+
+    - ``icm_input_ids``, ``icm_attention_mask`` (B, K): the sentence's own tokens, from place 0; the chosen ones as
+      :class:`MaskingSpec` says.
+    - ``icm_positions`` (M,): where its tokens stand that are not special, in the flattened (B·K), ascending.
+    - ``icm_labels`` (M,): the original ids there.
+
+    Arguments:
+        view: which view, 0 or 1. Of a single column both are the one sentence, with draws of their own.
+    """
+
+    view: int = 0
 
 
 @dataclass
@@ -153,7 +171,7 @@ class Objective(nn.Module):
 
     config_class: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
     #: Whether it reads ``views.z``. Without any reader, the contrast included, the projector does not train.
-    reads_z: ClassVar[bool] = True
+    reads_z: bool = True
 
     def __init__(self, config: Any, encoder_config: PreTrainedConfig) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ from .modeling_cse import CSEModel
 from .modeling_diffcse import DiffCSEModel, EditedContrast, ReplacedTokenDetection
 from .modeling_infocse import AuxiliaryMaskedLM, InfoCSEModel
 from .modeling_informin import InforMinModel, Reconstruction
+from .modeling_msse import DimensionContrast, InformationCompensation, MSSEModel
 from .modeling_simcse import SimCSEModel
 from .objectives import Objective
 
@@ -17,6 +18,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "edited": EditedContrast,
     "conditional_mlm": ConditionalMaskedLM,
     "corrective_lm": CorrectiveLM,
+    "dcm": DimensionContrast,
+    "icm": InformationCompensation,
 }
 
 METHODS: dict[str, type[CSEModel]] = {
@@ -24,5 +27,6 @@ METHODS: dict[str, type[CSEModel]] = {
     "informin": InforMinModel,
     "infocse": InfoCSEModel,
     "diffcse": DiffCSEModel,
+    "msse": MSSEModel,
     "joint": CSEModel,
 }

@@ -1,12 +1,13 @@
 """Texts to token ids, a prompt template spliced in at token level: the sentence is truncated, the template never."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase
 
 
@@ -43,39 +44,91 @@ class TokenizedTexts:
 
 @lru_cache(maxsize=32)
 def sentence_frame(tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> Frame:
-    """The ids around a sentence. ``template`` holds ``{sentence}`` and ``{mask}``, e.g. ``"{sentence}" means {mask}.``
+    """The ids around a sentence.
+
+    Arguments:
+        template: holds ``{sentence}`` and ``{mask}``, e.g. ``"{sentence}" means {mask}.`` Its parts are tokenised on
+            their own, so that sentence and template never share a token. One that ends in ``{mask}`` is the end of
+            the text: no special token follows, and the mask token is the last of all. None: the tokenizer's own, see
+            :func:`own_template`.
 
     Raises:
-        ValueError: the template lacks a placeholder, or the tokenizer has no mask token.
+        ValueError: the template lacks a placeholder, the tokenizer has no mask token or holds another template.
     """
     lead, tail = _special_frame(tokenizer)
-    if template is None:
-        return Frame(lead, tail, None)
+    if template in (None, own_template(tokenizer)):
+        offset = None if template is None else _mask_offset(lead, tail, tokenizer.mask_token_id)
+        return Frame(lead, tail, offset)
     if template.count("{sentence}") != 1 or template.count("{mask}") != 1:
         raise ValueError(f"prompt_template must hold '{{sentence}}' once and '{{mask}}' once, got {template!r}")
     if tokenizer.mask_token is None:
         raise ValueError("prompt_template needs a tokenizer with a mask token, this one has none")
+    if tokenizer.mask_token_id in lead + tail:
+        held = own_template(tokenizer)
+        raise ValueError(f"prompt_template must be {held!r}, which the tokenizer itself holds, got {template!r}")
     prefix, suffix = template.replace("{mask}", tokenizer.mask_token).split("{sentence}")
     prefix_ids, suffix_ids = (
         tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (prefix, suffix)
     )
-    before, after = lead + prefix_ids, suffix_ids + tail
-    if tokenizer.mask_token_id in after:
-        return Frame(before, after, after.index(tokenizer.mask_token_id) - len(after))
-    return Frame(before, after, before.index(tokenizer.mask_token_id))
+    before, after = lead + prefix_ids, suffix_ids + (() if template.endswith("{mask}") else tail)
+    if (before + after).count(tokenizer.mask_token_id) != 1:
+        raise ValueError(f"prompt_template must hold one mask token, as '{{mask}}', got {template!r}")
+    return Frame(before, after, _mask_offset(before, after, tokenizer.mask_token_id))
+
+
+def _mask_offset(before: tuple[int, ...], after: tuple[int, ...], mask_id: int | None) -> int | None:
+    if mask_id in after:
+        return after.index(mask_id) - len(after)
+    return before.index(mask_id) if mask_id in before else None
+
+
+def own_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The template that a tokenizer puts around every text by itself (see :func:`with_template`), or None."""
+    return tokenizer.init_kwargs.get("prompt_template")
+
+
+def with_template(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrainedTokenizerBase:
+    """A copy of a tokenizer whose post-processor puts the template around every text, as :func:`tokenize` does: its
+    own truncation then cuts the sentence and never the template. ``own_template`` names it, also after a reload.
+
+    Raises:
+        ValueError: the tokenizer has no Rust backend, and so no post-processor; what :func:`sentence_frame` refuses.
+    """
+    frame = sentence_frame(tokenizer, template)
+    if not tokenizer.is_fast:
+        raise ValueError(f"prompt_template needs a fast tokenizer, got {type(tokenizer).__name__}")
+    baked = copy.deepcopy(tokenizer)
+    if own_template(tokenizer) == template:
+        return baked
+    around = {"Before": list(frame.before), "After": list(frame.after)}
+    pieces = [
+        {"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)} for name, ids in around.items() if ids
+    ]
+    single = " ".join(name for name in ("Before", "$A", "After") if around.get(name, True))
+    pair = single.replace("$A", "$A $B")
+    baked.backend_tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=pieces)
+    baked.init_kwargs["prompt_template"] = template
+    return baked
 
 
 def _special_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The special tokens in front of and behind a sentence, seen on the first text that has a token at all: not every
-    vocabulary knows the letter a."""
+    """What the tokenizer itself puts in front of and behind a sentence, seen on the first text that has a token at all
+    (not every vocabulary knows the letter a) and that does not stand in the frame as well."""
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    for text in chain(("a",), tokenizer.get_vocab()):
+    for text in _probes(tokenizer):
         probe = tokenizer(text, add_special_tokens=False)["input_ids"]
         if probe and not set(probe) & special:
             framed = tokenizer(text, add_special_tokens=True)["input_ids"]
-            start = next(i for i in range(len(framed)) if framed[i : i + len(probe)] == probe)
-            return tuple(framed[:start]), tuple(framed[start + len(probe) :])
+            starts = [i for i in range(len(framed)) if framed[i : i + len(probe)] == probe]
+            if len(starts) == 1:
+                return tuple(framed[: starts[0]]), tuple(framed[starts[0] + len(probe) :])
     raise ValueError("the tokenizer makes no token of any piece of its own vocabulary")
+
+
+def _probes(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Texts to look for the frame with; the vocabulary, which can take seconds to list, only where "a" will not do."""
+    yield "a"
+    yield from tokenizer.get_vocab()
 
 
 def tokenize(

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from transformers import TrainingArguments
 
+from .augmentation import make_augmentation
+
 
 @dataclass
 class RunTrainingArguments(TrainingArguments):
@@ -49,7 +51,7 @@ class RunTrainingArguments(TrainingArguments):
 
 @dataclass
 class CSETrainingArguments(RunTrainingArguments):
-    """Arguments of contrastive training: :class:`RunTrainingArguments` with two own fields and SimCSE's settings.
+    """Arguments of contrastive training: :class:`RunTrainingArguments` with four own fields and SimCSE's settings.
 
     Defaults that differ from those of Transformers, and why:
 
@@ -63,6 +65,15 @@ class CSETrainingArguments(RunTrainingArguments):
     label_free_samples: int = field(
         default=256,
         metadata={"help": "Training sentences that the label-free criteria are computed on; 0: none."},
+    )
+    augmentation: str = field(
+        default="none",
+        metadata={
+            "help": "The positive of a single sentence: none (dropout alone), or its words: shuffle, delete, repeat."
+        },
+    )
+    augmentation_rate: float | None = field(
+        default=None, metadata={"help": "Share of the words that this changes; default: 0.2, of a shuffle 1."}
     )
 
     do_predict: bool = field(default=True, metadata={"help": "Score the test sets at the end."})
@@ -83,6 +94,7 @@ class CSETrainingArguments(RunTrainingArguments):
             raise ValueError(f"max_seq_length must be at least 3, got {self.max_seq_length}")
         if self.label_free_samples < 0 or self.label_free_samples == 1:
             raise ValueError(f"label_free_samples must be 0 or at least 2, got {self.label_free_samples}")
+        make_augmentation(self.augmentation, self.augmentation_rate)  # refuses what cannot be
         self.select_last = self.metric_for_best_model is None  # until the trainer knows the dev set
         super().__post_init__()
 

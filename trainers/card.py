@@ -12,21 +12,23 @@ HUB_SETS = {
     "SICK-R": "mteb/sickr-sts",
 }
 
+_HOW = {"pairs": "on sentence pairs", "triplets": "on triplets of sentence, positive and hard negative"}
+
 _TEXT = """---
 {metadata}
 ---
 
 # {title}
 
-A sentence encoder trained without labels by [csekit](https://pypi.org/project/csekit/): method **{method}**, from
+A sentence encoder trained {how} by [csekit](https://pypi.org/project/csekit/): method **{method}**, from
 **{backbone}**, on **{corpus}** ({rows} rows).
 
-**Pooling: {pooling}.** With another pooling the embeddings are not those that were trained and scored.
+**Pooling: {pooling}.** With another pooling the embeddings are not those that were trained and scored.{template}
 
 ```python
 from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer("{path}")
+model = SentenceTransformer("{path}"{code})
 embeddings = model.encode(["A man is playing a guitar.", "Someone plays an instrument."])
 ```
 
@@ -37,7 +39,7 @@ embeddings = model.encode(["A man is playing a guitar.", "Someone plays an instr
 Spearman × 100, cosine similarity, {text_form} texts.
 
 {table}
-
+{overlap}
 ## Training
 
 {setting}
@@ -47,13 +49,38 @@ unless both are the paper's. Intended use: similarity, search and clustering of 
 corpus. Long texts, other languages and decisions about people were not evaluated.
 """
 
-_CLS = """```python
+_TEMPLATE = """
+The tokenizer puts the prompt template `{template}` around every text by itself."""
+
+_CODE = """ Its mask token is not the last token, which
+sentence-transformers has no pooling for: it runs `template_pooling.py` of this folder, and asks for leave."""
+
+_TRANSFORMERS = """```python
+import torch
 from transformers import AutoModel, AutoTokenizer
 
 tokenizer, model = AutoTokenizer.from_pretrained("{path}"), AutoModel.from_pretrained("{path}")
 batch = tokenizer(["A man is playing a guitar."], padding=True, return_tensors="pt")
-embeddings = model(**batch).last_hidden_state[:, 0]
+states = model(**batch).last_hidden_state
+embeddings = {embeddings}
 ```"""
+
+_DENSE = "With Transformers alone the vector is the one in front of the projector, which is in the `Dense` folders."
+
+
+def _with_transformers(config: dict[str, Any], path: str) -> str:
+    """How to come by the embeddings with Transformers alone, or nothing."""
+    if config.get("projector_at_inference"):
+        return _DENSE
+    offset = config.get("prompt_mask_offset") or 0
+    places = {
+        "cls": "states[:, 0]",
+        "mask": f"states[:, {offset}]"
+        if offset >= 0
+        else f'states[torch.arange(len(states)), batch["attention_mask"].sum(1) - {-offset}]  # the mask token',
+    }
+    place = places.get(config["pooling"])
+    return "" if place is None else _TRANSFORMERS.format(path=path, embeddings=place)
 
 
 def _table(results: dict[str, Any]) -> str:
@@ -64,6 +91,18 @@ def _table(results: dict[str, Any]) -> str:
         rows["Avg of the seven"] = test["avg"]
     lines = [f"| {name} | {value:.2f} |" for name, value in rows.items()]
     return "\n".join(["| set | score |", "|---|---|", *lines])
+
+
+def _overlap(results: dict[str, Any]) -> str:
+    """What is to be said of evaluation sentences that were trained on."""
+    found = results.get("overlap")
+    if not found or not found["rows"] or found["filtered"]:
+        return ""
+    sets = ", ".join(name for name, count in found["sets"].items() if count["sentences"])
+    return (
+        f"\n{found['rows']:,} of the training rows hold a sentence of an evaluation set ({sets}), which was trained "
+        "on: these scores are better than those on unseen sentences.\n"
+    )
 
 
 def write_model_card(folder: str | Path, results: dict[str, Any], base_model: str) -> Path:
@@ -95,18 +134,24 @@ def write_model_card(folder: str | Path, results: dict[str, Any], base_model: st
         model_name=folder.name,
         eval_results=evaluations or None,
     )
-    pooling = results["config"]["pooling"]
+    config = results["config"]
+    template = config.get("prompt_template")
+    needs_code = config["pooling"] == "mask" and config.get("prompt_mask_offset") != -1
     setting = {**results["config"], **results["arguments"], "seed": results["seed"], **results["seconds"]}
     content = _TEXT.format(
         metadata=data.to_yaml(),
+        how=_HOW.get(results.get("positives", ""), "without labels"),
+        overlap=_overlap(results),
         title=folder.name,
         method=results["method"],
         backbone=results["backbone"],
         corpus=results["corpus"]["name"],
         rows=results["corpus"].get("used"),
-        pooling=pooling,
+        pooling=config["pooling"],
+        template="" if template is None else _TEMPLATE.format(template=template) + (_CODE if needs_code else ""),
+        code=", trust_remote_code=True" if needs_code else "",
         path=folder.name,
-        transformers=_CLS.format(path=folder.name) if pooling == "cls" else "",
+        transformers=_with_transformers(config, folder.name),
         text_form=test["text_form"],
         table=_table(results),
         setting="\n".join(f"- `{name}`: {value}" for name, value in setting.items() if value not in (None, [], {})),

@@ -1,4 +1,4 @@
-"""From rows of texts to a batch: tokenised once, with the masked copies that objectives ask for.
+"""From rows of texts to a batch: tokenised once, with the copies that objectives ask for.
 
 Shape suffixes: B sentences, C columns, V views, L tokens, M masked positions.
 """
@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from csekit.modeling.objectives import EditSpec, MaskingSpec
+from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
 from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize
+from csekit.trainers.augmentation import Augmentation, fitting_words
 from csekit.trainers.editing import edited_copy
-from csekit.trainers.masking import MaskingVocabulary, check_spec, masked_copy
+from csekit.trainers.masking import MaskingVocabulary, check_spec, masked_copy, target_copy
 
 
 class CSECollator:
@@ -24,9 +25,10 @@ class CSECollator:
         max_seq_length: tokens, special tokens and template included. A longer sentence loses its end.
         batch_specs: masked or edited copies to add, by objective name. Where one of them wants a further column, the
             last text of a row is that and none of the contrastive ones.
-        seed: of the masking. With the items' ``epoch`` and ``index`` it fixes every masked token.
+        seed: of masking and augmentation. With the items' ``epoch`` and ``index`` it fixes every draw.
         prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``; never truncated, never masked.
         pad_to_multiple_of: round the length L up.
+        augmentation: makes a positive of each single sentence: the second column of the batch.
 
     Raises:
         ValueError: the tokenizer lacks a padding or a wanted mask token, ``max_seq_length`` is over its limit or
@@ -41,6 +43,7 @@ class CSECollator:
         seed: int = 42,
         prompt_template: str | None = None,
         pad_to_multiple_of: int | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         if tokenizer.pad_token_id is None:
             raise ValueError("the tokenizer has no padding token: set tokenizer.pad_token first")
@@ -54,13 +57,14 @@ class CSECollator:
         tokenize(tokenizer, ["a"], max_seq_length, prompt_template)  # refuses lengths and templates that cannot be
         self.tokenizer, self.max_seq_length, self.prompt_template = tokenizer, max_seq_length, prompt_template
         self.batch_specs = dict(batch_specs or {})
-        self.seed, self.pad_to_multiple_of = seed, pad_to_multiple_of
+        self.seed, self.pad_to_multiple_of, self.augmentation = seed, pad_to_multiple_of, augmentation
         self.vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
         for name, spec in self.batch_specs.items():
             check_spec(f"batch_specs[{name!r}]", spec, self.vocabulary)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch of B rows ``{"texts": [s0, …], "index": int, "epoch": int}``, all with C texts.
+        """A batch of B rows ``{"texts": [s0, …], "index": int, "epoch": int}``, all with C texts (an augmentation adds
+        one).
 
         Returns:
             - ``input_ids``, ``attention_mask`` (B, C, L) int64. C = 1: the model encodes the sentence twice; 2: a
@@ -69,7 +73,7 @@ class CSECollator:
             - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
               ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
               independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). What an ``EditSpec``
-              brings, its own docstring says.
+              or a ``TargetSpec`` brings, its own docstring says.
 
         Raises:
             ValueError: rows with different numbers of texts, or without the further column that a spec wants.
@@ -79,10 +83,14 @@ class CSECollator:
             raise ValueError(
                 f"all rows of a batch must hold {C} texts, got {sorted({len(row['texts']) for row in rows})}"
             )
-        texts = [row["texts"][c] for c in range(C) for row in rows]
+        columns = [[row["texts"][c] for row in rows] for c in range(C)]
         further = max((spec.further_columns for spec in self.batch_specs.values()), default=0)
         if (C := C - further) < 1:
             raise ValueError(f"batch_specs want {further} further column, the rows hold {C + further} text")
+        if self.augmentation is not None:
+            columns.insert(1, self._positives(rows, C))
+            C += 1
+        texts = [text for column in columns for text in column]
         tokens = tokenize(self.tokenizer, texts, self.max_seq_length, self.prompt_template)
         padded = pad(self.tokenizer, tokens.input_ids[: C * B], self.pad_to_multiple_of)
         index_B = np.fromiter((row["index"] for row in rows), dtype=np.int64, count=B)
@@ -100,10 +108,26 @@ class CSECollator:
             for name, spec in self.batch_specs.items():
                 if isinstance(spec, EditSpec):
                     named = self._edits(name, spec, own, after, index_B, epoch)
+                elif isinstance(spec, TargetSpec):
+                    named = self._target(name, spec, own, index_B, epoch)
                 else:
                     named = self._copies(name, spec, own, index_B, epoch)
                 batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
         return batch
+
+    def _positives(self, rows: Sequence[Mapping[str, Any]], C: int) -> list[str]:
+        """The augmented sentences, as the second column."""
+        assert self.augmentation is not None
+        if C != 1:
+            raise ValueError(f"augmentation {self.augmentation.kind!r} wants rows of one text, got {C}")
+        texts = [row["texts"][0] for row in rows]
+        return self.augmentation(
+            texts,
+            seed=self.seed,
+            epoch=[row["epoch"] for row in rows],
+            index=[row["index"] for row in rows],
+            words=fitting_words(self.tokenizer, texts, self.max_seq_length, self.prompt_template),
+        )
 
     def _rows(self, tokens: TokenizedTexts, chosen: range) -> tuple[np.ndarray, ...]:
         """Padded ids (N, L), what may be masked (N, L) bool, and lengths (N,) of some of the texts."""
@@ -149,6 +173,14 @@ class CSECollator:
             pad_id=int(self.tokenizer.pad_token_id),
             multiple=self.pad_to_multiple_of or 1,
         )
+
+    def _target(self, name: str, spec: TargetSpec, own: Any, index_B: np.ndarray, epoch: int) -> dict[str, np.ndarray]:
+        """The text that one objective's decoder shall write; ``own`` are the rows of all views, view-major."""
+        B = len(index_B)
+        ids, maskable = (part[spec.view * B : (spec.view + 1) * B] for part in own[:2])
+        draws = self._draws(name, epoch, index_B, 1) | {"view": np.full(B, spec.view)}
+        pad_id, multiple = int(self.tokenizer.pad_token_id), self.pad_to_multiple_of or 1
+        return target_copy(ids, maskable, spec, self.vocabulary, pad_id=pad_id, multiple=multiple, **draws)
 
     def _draws(self, name: str, epoch: int, index_B: np.ndarray, V: int) -> dict[str, Any]:
         """What the draws of V views, view-major, depend on."""

@@ -42,6 +42,8 @@ class CorpusReport:
         deduplicated: whether these were dropped.
         overlong: texts over 100,000 characters; ``first_overlong`` says where the first one is.
         complete: False where only the head of a stream was looked at.
+        fraction: share of the usable rows that was drawn, or None for all.
+        filtered: rows left out since they hold a sentence of an evaluation set.
     """
 
     rows: int
@@ -52,12 +54,18 @@ class CorpusReport:
     overlong: int = 0
     first_overlong: str | None = None
     complete: bool = True
+    fraction: float | None = None
+    filtered: int = 0
 
     def summary(self) -> str:
         """One line for a log."""
         parts = [f"{self.used:,} of {self.rows:,} rows used"]
         if not self.complete:
             parts = [f"the first {self.rows:,} rows of the stream checked, {self.used:,} usable"]
+        if self.fraction is not None:
+            parts.append(f"a share of {self.fraction:g} drawn")
+        if self.filtered:
+            parts.append(f"{self.filtered:,} with a sentence of an evaluation set left out")
         if self.blank:
             parts.append(f"{self.blank:,} blank ones dropped")
         if self.duplicates:

@@ -3,17 +3,18 @@
 Every number is a hash of (seed, epoch, sample index, stream, place), so that a sentence is masked the same way in any
 batch, at any padding, in any worker or process, and after any resume.
 
-Shape suffixes: N rows, L tokens, M chosen tokens.
+Shape suffixes: N rows, L tokens, K tokens of a target, M chosen tokens.
 """
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from csekit.modeling.objectives import EditSpec, MaskingSpec
+from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
 
 OPERATIONS, INSERTING, DELETING = ("replace", "insert", "delete", "all"), ("insert", "all"), ("delete", "all")
 TEXTS = ("own", "next", "both")
@@ -120,6 +121,8 @@ def check_spec(name: str, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> N
         raise ValueError(
             f"{name}: mask_share={spec.mask_share} needs a tokenizer with a mask token, this one has none"
         )
+    if isinstance(spec, TargetSpec) and spec.view not in (0, 1):
+        raise ValueError(f"{name}: view must be 0 or 1, got {spec.view}")
     for field, allowed in (("operation", OPERATIONS), ("text", TEXTS)) if isinstance(spec, EditSpec) else ():
         if getattr(spec, field) not in allowed:
             raise ValueError(f"{name}: {field} must be one of {allowed}, got {getattr(spec, field)!r}")
@@ -173,6 +176,38 @@ def masked_copy(
     copies_NL = ids_NL.copy()
     copies_NL.reshape(-1)[positions_M] = disguise(labels_M, keys_NL.reshape(-1)[positions_M], spec, vocabulary)
     return copies_NL, positions_M, labels_M
+
+
+def target_copy(
+    ids_NL: np.ndarray,
+    maskable_NL: np.ndarray,
+    spec: TargetSpec,
+    vocabulary: MaskingVocabulary,
+    *,
+    pad_id: int,
+    multiple: int = 1,
+    **draws: Any,
+) -> dict[str, np.ndarray]:
+    """What :class:`TargetSpec` describes, by its keys without the name.
+
+    Arguments:
+        ids_NL, maskable_NL, vocabulary: as of :func:`masked_copy`; the sentences begin at the same place in all rows.
+        pad_id, multiple: of the padding.
+        draws: seed, epoch, index, view and name, as of :func:`masked_copy`.
+    """
+    first, lengths_N = int(maskable_NL.any(0).argmax()), maskable_NL.sum(1)
+    K = -(-max(int(lengths_N.max()), 1) // multiple) * multiple
+    real_NK = np.arange(K) < lengths_N[:, None]
+    ids_NK = np.pad(ids_NL, ((0, 0), (0, K)))[:, first : first + K]
+    ids_NK = np.where(real_NK, ids_NK, pad_id)
+    copies_NK, _, _ = masked_copy(ids_NK, real_NK, spec, vocabulary, **draws)
+    positions_M = np.flatnonzero(real_NK & ~vocabulary.special[ids_NK]).astype(np.int64)
+    return {
+        "input_ids": copies_NK,
+        "attention_mask": real_NK.astype(np.int64),
+        "positions": positions_M,
+        "labels": ids_NK.reshape(-1)[positions_M],
+    }
 
 
 def choose(

@@ -53,6 +53,16 @@ class RunArguments(CorpusArguments):
 
     method: str = field(default="simcse", metadata={"help": f"One of {', '.join(METHODS)}."})
     streaming: bool = field(default=False, metadata={"help": "Read the corpus as a stream; needs --max_steps."})
+    train_fraction: float | None = field(
+        default=None,
+        metadata={
+            "help": "Few-shot: train on this share of the corpus, drawn by --seed, with as many optimiser steps as on "
+            "all of it (or --max_steps)."
+        },
+    )
+    filter_overlap: bool = field(
+        default=False, metadata={"help": "Leave out training rows that hold a sentence of the dev or test sets."}
+    )
     dev_file: str | None = field(
         default=None, metadata={"help": "Scored pairs for selection (.tsv or .csv), instead of STS-B dev."}
     )
@@ -79,6 +89,13 @@ class RunArguments(CorpusArguments):
         if self.model_name_or_path is None:
             raise ValueError("--model_name_or_path is missing: name an encoder, e.g. bert-base-uncased or a folder")
         super().check()
+        if self.train_fraction is not None and not 0 < self.train_fraction <= 1:
+            raise ValueError(f"train_fraction must lie in (0, 1], got {self.train_fraction}")
+        if self.streaming and (self.filter_overlap or self.train_fraction is not None):
+            name = "--filter_overlap" if self.filter_overlap else "--train_fraction"
+            raise ValueError(f"{name} needs the whole corpus at the start, leave out --streaming")
+        if self.filter_overlap and not (self.data_dir or self.dev_file or self.test_file):
+            raise ValueError("--filter_overlap needs the sets to compare with: --data_dir, --dev_file or --test_file")
 
 
 def _plain_type(annotation: Any) -> type:

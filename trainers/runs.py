@@ -1,27 +1,43 @@
 """What a training script does around the trainer: its dev and test sets, its results file, its card, its table."""
 
 import logging
+import math
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from transformers import AutoTokenizer, set_seed
 
 from csekit.evaluation.pairs import Pairs, read_pairs
 from csekit.evaluation.results import environment, write_results
 from csekit.evaluation.sts import STSScores, evaluate_sts
 from csekit.evaluation.sts_data import STSTask, load_sts, load_stsb_dev
+from csekit.modeling import METHODS
+from csekit.modeling.export import needs_code
 
-from .arguments import RunTrainingArguments
+from .arguments import CSETrainingArguments, RunTrainingArguments
 from .base_trainer import TermsTrainer
 from .card import write_model_card
+from .corpora import Corpus, load_corpus
+from .corpus_subsets import Overlap, draw_fraction, find_overlap, without_rows
 from .run_arguments import CorpusArguments, RunArguments
 from .trainer import CSETrainer
 
 logger = logging.getLogger(__name__)
+
+#: Defaults of supervised training: SimCSE's for base models (Gao et al. 2021, Appendix A).
+SUPERVISED: dict[str, Any] = {
+    "per_device_train_batch_size": 512,
+    "learning_rate": 5e-5,
+    "num_train_epochs": 3,
+    "projector_at_inference": True,
+}
 
 
 @contextmanager
@@ -87,6 +103,119 @@ def load_tests(run: RunArguments) -> list[STSTask]:
     return load_sts(run.data_dir, "sts", run.text_form) if run.data_dir is not None else []
 
 
+@dataclass(frozen=True)
+class RunData:
+    """What a run trains on and is scored on.
+
+    Arguments:
+        overlap: sentences of the evaluation sets in the corpus as it was before any were left out; None where there
+            are no sets, or the corpus is a stream.
+        filtered: whether the rows with such a sentence were left out.
+    """
+
+    corpus: Corpus
+    dev: Pairs | None
+    tests: list[STSTask]
+    overlap: Overlap | None
+    filtered: bool
+
+
+def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
+    """The corpus, or the part of it that is asked for, with the dev set and, for ``do_predict``, the test sets.
+
+    A drawn fraction is trained for the steps of the whole corpus (MSSE, Appendix A): ``args.max_steps`` is set.
+
+    Raises:
+        ValueError: what is wrong with a file, by file and line; nothing left to train on.
+    """
+    corpus = load_corpus(
+        run.train_file,
+        run.dataset_name,
+        columns=run.columns,
+        streaming=run.streaming,
+        max_samples=run.max_train_samples,
+    )
+    if run.train_fraction is not None:
+        if args.max_steps <= 0:
+            args.max_steps = steps_of(corpus.report.used, args)
+        corpus = draw_fraction(corpus, run.train_fraction, args.seed)
+        if corpus.report.used < (batch := args.train_batch_size * args.world_size):
+            logger.warning("a batch holds the %d rows that were drawn, not %d", corpus.report.used, batch)
+    dev = load_dev(run)
+    tests = load_tests(run) if args.do_predict or run.filter_overlap else []
+    sets = [*([(f"{dev.name} (dev)", [dev])] if dev else []), *((task.name, task.subsets) for task in tests)]
+    overlap = find_overlap(corpus, sets) if sets and not corpus.streaming else None
+    if run.filter_overlap and overlap is not None:
+        corpus = without_rows(corpus, overlap.rows)
+    print(f"{corpus.name}: {corpus.report.summary()}")
+    if overlap is not None:
+        print(f"{corpus.name}: {overlap.summary(run.filter_overlap)}")
+    return RunData(corpus, dev, tests if args.do_predict else [], overlap, run.filter_overlap)
+
+
+def check_positives(corpus: Corpus) -> None:
+    """Raise ValueError for a corpus of single sentences."""
+    if len(corpus.columns) < 2:
+        raise ValueError(
+            f"{corpus.name} has one column, {corpus.columns[0]!r}: pairs or triplets are wanted (sentence, positive, "
+            "hard negative); for single sentences there is run_unsup.py"
+        )
+
+
+def steps_of(rows: int, args: CSETrainingArguments) -> int:
+    """The optimiser steps that Transformers' Trainer takes in ``num_train_epochs`` over so many rows."""
+    batches = rows / (args.train_batch_size * args.world_size)
+    per_epoch = math.floor(batches) if args.dataloader_drop_last else math.ceil(batches)
+    return math.ceil(args.num_train_epochs * max(math.ceil(per_epoch / args.gradient_accumulation_steps), 1))
+
+
+def make_trainer(
+    run: RunArguments, args: CSETrainingArguments, method_fields: dict[str, Any], data: RunData
+) -> CSETrainer:
+    """The trainer of a new model from the run's encoder, once it is told how the tokenizer fits the corpus.
+
+    Raises:
+        ValueError: a setting that cannot work.
+    """
+    name = str(run.model_name_or_path)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    template = METHODS[run.method].config_class(**method_fields).prompt_template  # a method may bring its own
+    fit = data.corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=template)
+    print(f"{data.corpus.name}: {fit.summary()}")
+    if fit.warning:
+        print(f"warning: {fit.warning}", file=sys.stderr)
+    set_seed(args.seed)
+    model = METHODS[run.method].from_backbone(name, tokenizer=tokenizer, dropout=run.dropout, **method_fields)
+    return CSETrainer(model, args, data.corpus, tokenizer, data.dev)
+
+
+def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, started: float) -> int:
+    """Score, train, export, score again; write results and card, print the table.
+
+    Arguments:
+        started: ``time.monotonic()`` at the start of the program.
+
+    Returns:
+        the exit code: 0, or 143 where SIGTERM stopped the training behind a checkpoint.
+    """
+    args = trainer.args
+    before = score_run(trainer, data.tests if run.test_file else [])
+    training = time.monotonic()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    if trainer.stop_on_terminate.interrupted:
+        return 143
+    seconds = {"train": time.monotonic() - training}
+    folder = trainer.save_run()
+    if trainer.is_world_process_zero():
+        after = score_run(trainer, data.tests)
+        seconds["total"] = time.monotonic() - started
+        write_run(trainer, run, data, before, after, seconds)
+        print(before_and_after(before, after))
+        code = ", trust_remote_code=True" if needs_code(trainer.model.config) else ""
+        print(f"\nThe encoder is in {folder}: SentenceTransformer({str(folder)!r}{code})")
+    return 0
+
+
 def score_run(trainer: CSETrainer, tests: Sequence[STSTask]) -> tuple[dict[str, float], STSScores | None]:
     """Dev scores and test scores of the model as it is."""
     return trainer.dev_scores(), evaluate_sts(trainer.embed, tests, progress=True) if tests else None
@@ -130,9 +259,17 @@ def history(trainer: TermsTrainer) -> tuple[list[dict[str, float]], list[dict[st
     return evaluations, log
 
 
+def positives_of(trainer: CSETrainer) -> str:
+    """Where the positives come from: ``dropout``, an augmentation, ``pairs`` or ``triplets``."""
+    further = max((spec.further_columns for spec in trainer.model.batch_specs.values()), default=0)
+    columns = len(trainer.corpus.columns) - further
+    return {2: "pairs", 3: "triplets"}.get(columns) or trainer.args.augmentation.replace("none", "dropout")
+
+
 def run_results(
     trainer: CSETrainer,
     run: RunArguments,
+    data: RunData,
     before: tuple[dict[str, float], STSScores | None],
     after: tuple[dict[str, float], STSScores | None],
     seconds: dict[str, float],
@@ -148,7 +285,9 @@ def run_results(
         "name": Path(str(trainer.args.output_dir)).resolve().name,
         "method": run.method,
         "backbone": Path(str(run.model_name_or_path)).name,
-        "corpus": trainer.corpus.describe(),
+        "corpus": data.corpus.describe(),
+        "positives": positives_of(trainer),
+        "overlap": data.overlap.describe(data.filtered) if data.overlap is not None else None,
         "config": kept | {"encoder": encoder.model_type, "dropout": run.dropout},
         "arguments": changed_arguments(trainer.args),
         "seed": trainer.args.seed,
@@ -171,12 +310,13 @@ def run_results(
 def write_run(
     trainer: CSETrainer,
     run: RunArguments,
+    data: RunData,
     before: tuple[dict[str, float], STSScores | None],
     after: tuple[dict[str, float], STSScores | None],
     seconds: dict[str, float],
 ) -> Path:
     """Write ``results.json`` (with similarities beside it) and the model card into the run's folder."""
-    results = run_results(trainer, run, before, after, seconds)
+    results = run_results(trainer, run, data, before, after, seconds)
     folder = Path(str(trainer.args.output_dir))
     similarities = after[1].similarities() if after[1] else None
     path = write_results(folder / "results.json", results, similarities=similarities, overwrite=True)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from csekit.modeling.export import check_exportable
 from csekit.modeling.tokenization import pad, tokenize
 
 from .arguments import CSETrainingArguments
+from .augmentation import check_augmentation, make_augmentation
 from .base_trainer import TRAINING_FOLDER, TermsTrainer, warn_of_launcher, without_autocast
 from .collator import CSECollator
 from .corpora import Corpus
@@ -47,8 +49,8 @@ class CSETrainer(TermsTrainer):
     Every log entry holds ``loss/<term>`` and ``metrics/<diagnostic>``, averaged over its steps and over processes.
 
     Raises:
-        ValueError: a combination that cannot work, before any step: a single column without dropout, a batch of one
-            row, several GPUs in one process, an unknown ``metric_for_best_model``.
+        ValueError: a combination that cannot work, before any step: a single column without dropout, an augmentation
+            of pairs, a batch of one row, several GPUs in one process, an unknown ``metric_for_best_model``.
     """
 
     args: CSETrainingArguments
@@ -67,7 +69,12 @@ class CSETrainer(TermsTrainer):
         self.corpus, self.dev, self.tokenizer = corpus, dev, tokenizer
         self._select(args, dev)
         collator = CSECollator(
-            tokenizer, args.max_seq_length, model.batch_specs, args.seed, model.config.prompt_template
+            tokenizer,
+            args.max_seq_length,
+            model.batch_specs,
+            args.seed,
+            model.config.prompt_template,
+            augmentation=make_augmentation(args.augmentation, args.augmentation_rate),
         )
         model.load_frozen()
         sample = [row[0] for row in corpus.sample(args.label_free_samples)] if args.label_free_samples else []
@@ -118,15 +125,20 @@ class CSETrainer(TermsTrainer):
             self.optimizer = kind(groups, **options)
         return self.optimizer
 
-    def _clip_grad_norm(self, model: nn.Module) -> Any:
+    @cached_property
+    def clip_groups(self) -> dict[str, list[nn.Parameter]]:
+        """The trainable parameters by the name of their clipping norm."""
         groups: dict[str, list[nn.Parameter]] = {}
         for group in self.model.parameter_groups():
             groups.setdefault(group.get("clip_group", "encoder"), []).extend(group["params"])
-        if len(groups) == 1:
+        return groups
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if len(self.clip_groups) == 1:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
-        norms = {name: nn.utils.clip_grad_norm_(group, self.args.max_grad_norm) for name, group in groups.items()}
-        return norms["encoder"]
+        limit = self.args.max_grad_norm
+        return {name: nn.utils.clip_grad_norm_(group, limit) for name, group in self.clip_groups.items()}["encoder"]
 
     # Selection
 
@@ -210,10 +222,12 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
             f"the objectives want a further column behind the sentence's, {corpus.name} has only "
             f"{', '.join(corpus.columns)}"
         )
-    if len(corpus.columns) - further == 1 and not any(dropout.values()):
+    augmentation = make_augmentation(args.augmentation, args.augmentation_rate)
+    check_augmentation(augmentation, corpus, further)
+    if len(corpus.columns) - further == 1 and augmentation is None and not any(dropout.values()):
         raise ValueError(
             f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
-            "set dropout, e.g. --dropout 0.1, or give pairs"
+            "set dropout, e.g. --dropout 0.1, name an --augmentation, or give pairs"
         )
     rows = args.per_device_train_batch_size * args.world_size
     if rows < 2:
@@ -221,7 +235,7 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
             f"per_device_train_batch_size must be at least 2, the other rows are the negatives, got {rows}"
         )
     try:
-        check_exportable(model.config.pooling, model.config.prompt_template)
+        check_exportable(model.config.pooling)
     except ValueError as error:
         logger.warning("%s (it will be in %s/%s)", error, args.output_dir, TRAINING_FOLDER)
     if args.n_gpu > 1:

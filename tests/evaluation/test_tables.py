@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from csekit.evaluation.tables import TableError, ablation_table, main, main_table, update
+from csekit.evaluation.tables import TableError, ablation_table, main, main_table, margin_table, update
 
 TASKS = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
 PAGE = (
@@ -86,7 +86,40 @@ def test_ablation_table_has_the_papers_number_beside_ours(summary: dict[str, Any
     caption, _, head, _, *rows = ablation_table(summary, "lambda").splitlines()
     assert "A paper, Table 5" in caption and "stand-in Wikipedia corpus" in caption and "backbone mini" in caption
     assert head == "| λ | ours, STS-B dev | paper, Avg. |"
+    assert "different models, corpora and test sets" in caption
+    summary["tables"]["lambda"]["paper_column"] = "STS-B dev, BERT-base"
+    assert "different models and corpora:" in ablation_table(summary, "lambda")
     assert rows == ["| 0.04 | 70.12 | 76.09 |", "| 0.4 | 71.00 | 77.30 |", "| 4 | – | 77.18 |"]
+
+
+def test_margins_stand_beside_the_papers(results: Path, summary: dict[str, Any]) -> None:
+    rows = {"other": {"plain": {"mean": 1.0, "std": 0.25, "n": 3, "p_value": 0.0312}}}
+    summary["margins"] = {"against": ["plain"], "paper": {"other": 2.6}, "source": "A paper, Table 2", "rows": rows}
+    caption, _, head, _, *body = margin_table(summary).splitlines()
+    assert "over 3 seeds" in caption and caption.endswith("Paper: A paper, Table 2.")
+    assert head == "|  | Avg | less plain | p | paper |"
+    assert body == ["| a\\|b | 64.00 ± 0.50 | +1.00 ± 0.25 | 0.031 | +2.60 |"]
+    rows["other"]["plain"] |= {"mean": -0.5, "std": None}
+    assert "| -0.50 |" in margin_table(summary)
+    (results / "small" / "summary.json").write_text(json.dumps(summary))
+    assert body[0].replace("+1.00 ± 0.25", "-0.50") in update(
+        "<!-- table:small/margins -->\n<!-- end table -->\n", results
+    )
+    with pytest.raises(TableError, match="has no margins"):
+        margin_table(summary | {"margins": {**summary["margins"], "rows": {}}})
+
+
+def test_without_a_source_there_is_no_column_for_a_paper(summary: dict[str, Any]) -> None:
+    del summary["tables"]["lambda"]["source"]
+    caption, _, head, _, *rows = ablation_table(summary, "lambda").splitlines()
+    assert "aper" not in caption and caption.endswith("so small differences say nothing.")
+    assert head == "| λ | ours, STS-B dev |" and rows == ["| 0.04 | 70.12 |", "| 0.4 | 71.00 |", "| 4 | – |"]
+
+
+def test_only_wikipedia_text_is_called_a_stand_in_for_it(summary: dict[str, Any]) -> None:
+    summary["experiments"]["weight"]["corpus"] = [{"name": "nli.csv", "rows": 5000}]
+    caption = ablation_table(summary, "lambda").splitlines()[0]
+    assert "backbone mini, corpus nli.csv (5,000 sentences)" in caption
 
 
 def test_insertion_is_idempotent_and_leaves_the_rest_alone(results: Path) -> None:

@@ -95,7 +95,9 @@ def test_a_run_leaves_what_it_promises(finished: tuple[Path, str]) -> None:
 def test_the_results_hold_setting_scores_and_log(finished: tuple[Path, str], data: Path) -> None:
     results = json.loads((finished[0] / "results.json").read_text(encoding="utf-8"))
     expected = {"name", "method", "backbone", "corpus", "config", "arguments", "seed", "dev", "before", "test", "log"}
-    assert expected | {"environment", "seconds", "similarities", "format"} == results.keys()
+    expected |= {"environment", "seconds", "similarities", "format", "positives", "overlap"}
+    assert expected == results.keys() and results["positives"] == "dropout"
+    assert set(results["overlap"]["sets"]) == {"dev (dev)", "test"} and results["overlap"]["filtered"] is False
     assert (results["name"], results["method"], results["backbone"]) == ("encoder", "simcse", "tiny-bert")
     assert results["corpus"]["name"] == "texts.txt" and results["corpus"]["used"] == 60
     dev = results["dev"]
@@ -151,6 +153,22 @@ def test_informin_with_a_masked_lm_and_without_dev_set(run: Callable[..., int], 
     assert "secret" not in text and "secret" not in (folder / "README.md").read_text(encoding="utf-8")
 
 
+def test_a_fraction_trains_for_the_steps_of_the_whole_corpus(run: Callable[..., int], tmp_path: Path) -> None:
+    results = {}
+    for name, changes in {
+        "whole": {},
+        "part": {"train_fraction": 0.2},
+        "given": {"train_fraction": 0.2, "max_steps": 3},
+    }.items():
+        assert run(tmp_path / name, do_predict=False, augmentation="delete", **changes) == 0
+        results[name] = json.loads((tmp_path / name / "results.json").read_text(encoding="utf-8"))
+    corpus = results["part"]["corpus"]
+    assert (corpus["used"], corpus["rows"], corpus["fraction"]) == (12, 60, 0.2)
+    assert [entry["log"][-1]["step"] for entry in results.values()] == [8, 8, 3]
+    assert results["part"]["log"][-1]["epoch"] == pytest.approx(4.0)  # 12 rows are two batches
+    assert results["whole"]["corpus"]["used"] == 60 and results["whole"]["positives"] == "delete"
+
+
 # What is wrong is said in one line, before the model loads
 
 
@@ -175,6 +193,12 @@ def error_lines(capsys: pytest.CaptureFixture) -> list[str]:
         ("", None, {"data_dir": "nowhere", "dev_file": None}, "nowhere"),
         ("", None, {"method": "simsce"}, "method must be one of 'simcse'"),
         ("", None, {"columns": "title"}, "title"),
+        ("", None, {"train_fraction": 1.5}, "train_fraction must lie in (0, 1], got 1.5"),
+        ("", None, {"train_fraction": 0.01}, "train_fraction 0.01 of the 60 rows of texts.txt is 1, 2 are needed"),
+        ("", None, {"train_fraction": 0.5, "streaming": True}, "--train_fraction needs the whole corpus"),
+        ("", None, {"filter_overlap": True, "streaming": True}, "--filter_overlap needs the whole corpus"),
+        ("", None, {"filter_overlap": True, "dev_file": None, "test_file": None}, "the sets to compare with"),
+        ("a.txt", b"a red ball\nis in\n", {"augmentation": "swap"}, "augmentation must be one of 'none', 'shuffle'"),
     ],
 )
 def test_an_error_before_the_model_is_one_line_and_status_2(
@@ -245,3 +269,22 @@ def test_a_second_run_into_the_same_folder_is_refused_continued_or_replaced_as_a
     assert run(folder, "--overwrite", seed=1, max_steps=4) == 0
     assert (folder / "model.safetensors").read_bytes() != first
     assert [path.name for path in (folder / "training").glob("checkpoint-*")] == ["checkpoint-4"]
+
+
+def test_a_method_s_own_template_is_counted_exported_and_told(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = tmp_path / "encoder"
+    assert run(folder, method="msse", do_predict=False, dev_file=None, max_steps=2, max_seq_length=16) == 0
+    printed = capsys.readouterr().out
+    assert f"SentenceTransformer({str(folder)!r}, trust_remote_code=True)" in printed
+    card = ModelCard.load(folder / "README.md").text
+    assert "**Pooling: mask.**" in card and 'prompt template `"{sentence}" means {mask}.`' in card
+    assert "trust_remote_code=True" in card and 'batch["attention_mask"].sum(1) - 3' in card
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert {"loss/contrastive", "loss/dcm", "loss/icm", "metrics/icm_gap"} <= results["log"][0].keys()
+    encoder = load_encoder(folder)
+    assert (encoder.pooling, encoder.prompt_template) == ("mask", results["config"]["prompt_template"])
+    plain = run(tmp_path / "plain", do_predict=False, dev_file=None, max_steps=2, max_seq_length=16)
+    mean = [float(text.split(" tokens a text")[0].split()[-1]) for text in (printed, capsys.readouterr().out)]
+    assert plain == 0 and mean[0] > mean[1] + 3  # the report counts the template

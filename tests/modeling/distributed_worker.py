@@ -14,13 +14,21 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import BertConfig, BertForMaskedLM
 
-from csekit.modeling import CSEConfig, CSEModel, InfoCSEForPreTraining, InfoCSEPretrainingConfig
+from csekit.modeling import (
+    CSEConfig,
+    CSEModel,
+    InfoCSEForPreTraining,
+    InfoCSEPretrainingConfig,
+    MaskingSpec,
+    TargetSpec,
+)
 from csekit.modeling.distributed import gather_rows, sum_over_processes, token_mean
 
 WORLD, B, L = 2, 4, 8  # B rows of each process
 RAGGED = [(1, 2, 3, 17, 33, 41, 57), (5, 50)]
 RTD = {"columns": 2, "projector": "batchnorm", "rtd_weight": 1.0, "edit_sampling": "argmax"}
 EDITED = {"columns": 2, "edited_weight": 1.0, "edit_sampling": "argmax"}
+NO_NOISE = {"decoder_dropout": 0.0, "element_dropout": 0.0}
 CASES: dict[str, dict[str, Any]] = {
     "pairs": {"columns": 2},
     "triplets": {"columns": 3, "hard_negative_weight": 0.7},
@@ -43,6 +51,13 @@ CASES: dict[str, dict[str, Any]] = {
     "rtd_ragged": {**RTD, "masked": [(1, 2, 3, 17, 33, 41, 57), (5, 50)], "condition": "h"},
     "rtd_released": {**RTD, "masked": [(1, 2, 3), (9,)], "edit_scope": "all", "rtd_positions": "all"},
     "edited_negative": {**EDITED, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "negative"},
+    "dcm": {"columns": 2, "dcm_weight": 0.8},
+    "dcm_sum": {"columns": 3, "dcm_weight": 0.1, "reduction": "sum", "representation": "z", "projector": "batchnorm"},
+    "dcm_alone": {"columns": 2, "dcm_weight": 0.8, "contrastive_weight": 0.0, "pooling": "mean"},
+    "icm": {"columns": 2, "icm_weight": 0.5, **NO_NOISE},
+    "icm_denoising": {"columns": 2, "icm_weight": 0.5, "decoder": "denoising", "icm_target": "positive", **NO_NOISE},
+    "icm_z": {"columns": 2, "icm_weight": 0.5, "contrastive_weight": 0.0, "representation": "z", **NO_NOISE},
+    "msse": {"columns": 2, "dcm_weight": 0.8, "icm_weight": 0.2, "decoder_layers": 2, **NO_NOISE},
     "edited_positive": {**EDITED, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "positive"},
 }
 
@@ -58,15 +73,22 @@ def joined_batch(columns: int) -> dict[str, Tensor]:
 
 
 def batch_of(
-    rank: int | None, columns: int, masked: list[tuple[int, ...]] | None, views: dict[str, int]
+    rank: int | None, columns: int, masked: list[tuple[int, ...]] | None, specs: dict[str, MaskingSpec]
 ) -> dict[str, Tensor]:
-    """The rows of one process, or all. ``masked`` are positions in the flattened copies (2·B·L) of each process, for
-    the objectives of ``views``; of ``edited`` those in the first view."""
+    """The rows of one process, or all, with what objectives ask for. ``masked`` are positions in the flattened copies
+    (2·B·L) of each process; of ``edited`` those in the first view; a target has all its tokens but the first."""
     full = joined_batch(columns)
     ranks = range(WORLD) if rank is None else [rank]
     rows = torch.cat([torch.arange(r * B, (r + 1) * B) for r in ranks])
     batch = {name: value[rows] for name, value in full.items()}
-    for name, count in views.items():
+    for name, spec in specs.items():
+        count = spec.views
+        if isinstance(spec, TargetSpec):
+            ids, mask = (batch[key][:, spec.view] for key in ("input_ids", "attention_mask"))
+            chosen = (mask * (torch.arange(L) > 0)).flatten().nonzero().squeeze(1)
+            values = {"input_ids": ids, "attention_mask": mask, "positions": chosen, "labels": ids.flatten()[chosen]}
+            batch |= {f"{name}_{key}": value for key, value in values.items()}
+            continue
         ids = batch["input_ids"][:, :count].transpose(0, 1).flatten(0, 1)
         positions = []
         for r in ranks:
@@ -113,7 +135,7 @@ def run(rank: int | None, generator: Path, columns: int, masked: Any = None, **f
             objective.generator = str(generator)
     model.load_frozen()
     module = model if rank is None else DistributedDataParallel(model, find_unused_parameters=False)
-    batch = batch_of(rank, columns, masked, {name: spec.views for name, spec in model.batch_specs.items()})
+    batch = batch_of(rank, columns, masked, model.batch_specs)
     for _ in range(2):
         model.zero_grad()
         output = module(**batch)

@@ -11,10 +11,14 @@ from csekit.modeling import (
     AuxiliaryMaskedLMConfig,
     CSEConfig,
     CSEModel,
+    DimensionContrastConfig,
     InfoCSEConfig,
+    InfoCSEPretrainingConfig,
+    InformationCompensationConfig,
     InforMinConfig,
     InforMinModel,
     MaskedLMConfig,
+    MSSEConfig,
     ReconstructionConfig,
     SimCSEConfig,
     SimCSEModel,
@@ -22,6 +26,18 @@ from csekit.modeling import (
 from csekit.modeling.configuration_cse import dropout_fields
 
 CONFIGS = [CSEConfig, SimCSEConfig, InforMinConfig, InfoCSEConfig]
+
+
+@pytest.mark.parametrize("kind", [CSEConfig, InfoCSEConfig, InfoCSEPretrainingConfig])
+def test_what_a_config_takes_from_its_encoders(kind):
+    encoder = {"model_type": "roberta", "hidden_size": 24, "num_attention_heads": 2, "initializer_range": 0.03}
+    config = kind(encoder_config={**encoder, "pad_token_id": 1, "_name_or_path": "/home/somebody/roberta"})
+    assert isinstance(config.encoder_config, RobertaConfig)
+    assert (config.hidden_size, config.initializer_range, config.pad_token_id) == (24, 0.03, 1)
+    assert "_name_or_path" not in config.to_dict()["encoder_config"]
+    assert kind.from_dict(json.loads(config.to_json_string())).to_dict() == config.to_dict()
+    with pytest.raises(ValueError, match="encoder_config must have a 'model_type'"):
+        kind(encoder_config={"hidden_size": 24})
 
 
 def test_defaults_are_the_papers():
@@ -48,6 +64,31 @@ def test_defaults_are_the_papers():
     )
 
 
+def test_defaults_of_msse_are_the_paper_s():
+    config = MSSEConfig()
+    assert (config.pooling, config.projector, config.temperature) == ("mask", "linear", 0.05)
+    assert config.prompt_template == '"{sentence}" means {mask}.'
+    dcm = DimensionContrastConfig(weight=0.8, reduction="balanced", representation="h")
+    assert config.objectives == [dcm, InformationCompensationConfig()]
+    assert (config.icm_weight, config.icm_decoder, config.icm_target, config.icm_representation) == (
+        *(0.2, "causal"),
+        *("original", "h"),
+    )
+    assert (config.decoder_layers, config.decoder_heads, config.word_dropout) == (1, 0, 0.0)
+    assert config.element_dropout == 0.825
+
+
+def test_the_template_of_msse_belongs_to_its_pooling(tmp_path):
+    """Fig. 7 compares poolings; [CLS] and the means are those of the sentence alone."""
+    assert MSSEConfig(pooling="cls").prompt_template is None
+    assert MSSEConfig(pooling="cls", prompt_template="{sentence} {mask}").prompt_template == "{sentence} {mask}"
+    assert MSSEConfig(prompt_template="{sentence} {mask}").prompt_template == "{sentence} {mask}"
+    MSSEConfig(pooling="mean", dcm_reduction="sum", icm_decoder="denoising").save_pretrained(tmp_path)
+    again = MSSEConfig.from_pretrained(tmp_path)
+    assert (again.prompt_template, again.pooling) == (None, "mean")
+    assert (again.dcm_reduction, again.icm_decoder) == ("sum", "denoising")
+
+
 def test_instances_share_no_objective():
     changed, other = InforMinConfig(), InforMinConfig()
     changed.reconstruction_weight = 4.0
@@ -68,7 +109,7 @@ def test_flat_access():
         _ = config.weight
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", [*CONFIGS, MSSEConfig])
 def test_a_weight_adds_its_objective(kind):
     """Was lost where the list was empty: SimCSE + MLM trained SimCSE alone."""
     config = kind(mlm_weight=0.2)
@@ -116,6 +157,20 @@ def test_objectives_as_configs_or_dicts(given):
         ({"aux_mlm_weight": 0.1, "head_init": "file"}, r"aux_mlm_head_init must be one of 'pretrained', .* 'file'"),
         ({"aux_mlm_weight": 0.1, "mlm_weight": 0.1, "views": 1}, r"'views' must be a field of exactly one objective"),
         ({"mlm_probability": 0.3}, r"'mlm_probability' must be a field of exactly one .*\['reconstruction'\]"),
+        ({"dcm_weight": 1.0, "reduction": "mean"}, r"dcm_reduction must be one of 'balanced', 'sum', got 'mean'"),
+        ({"dcm_weight": 1.0, "representation": "x"}, r"dcm_representation must be one of 'h', 'z', got 'x'"),
+        ({"icm_weight": 1.0, "representation": "x"}, r"icm_representation must be one of 'h', 'z', got 'x'"),
+        ({"icm_weight": 1.0, "target": "both"}, r"icm_target must be one of 'original', 'positive', got 'both'"),
+        ({"icm_weight": 1.0, "decoder": "gpt"}, r"icm_decoder must be one of 'causal', 'denoising', got 'gpt'"),
+        ({"icm_weight": 1.0, "decoder_layers": 0}, r"icm_decoder_layers must be a whole number of at least 1, got 0"),
+        ({"icm_weight": 1.0, "decoder_heads": 1.5}, r"icm_decoder_heads must be .* of at least 0, got 1.5"),
+        ({"icm_weight": 1.0, "word_dropout": 1.1}, r"icm_word_dropout must be at least 0 and at most 1, got 1.1"),
+        ({"icm_weight": 1.0, "element_dropout": 1}, r"icm_element_dropout must be at least 0 and below 1, got 1"),
+        ({"icm_weight": 1.0, "decoder_dropout": "a"}, r"icm_decoder_dropout must be at least 0 and below 1, got 'a'"),
+        (
+            {"dcm_weight": 1.0, "icm_weight": 1.0, "representation": "z"},
+            r"'representation' must be a field of exactly",
+        ),
     ],
 )
 def test_messages_name_field_value_and_what_is_allowed(fields, message):
@@ -151,7 +206,7 @@ def test_flat_names_are_what_can_be_set():
     assert "rtd_discriminator_config" not in InforMinConfig.flat_names(["rtd"])  # no plain value
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", [*CONFIGS, MSSEConfig])
 def test_round_trips(kind, tmp_path):
     encoder = RobertaConfig(
         vocab_size=30522, pad_token_id=0, hidden_dropout_prob=0.3

@@ -34,7 +34,7 @@ def results(tmp_path_factory) -> dict[str, Any]:
         one = {name: worker.run(None, folder / "generator", **case) for name, case in worker.CASES.items()}
         one["pretrain"] = worker.pretrain(None)
         for process in processes:
-            printed, _ = process.communicate(timeout=120)
+            printed, _ = process.communicate(timeout=400)
             assert process.returncode == 0, printed.decode()
     finally:
         for process in processes:
@@ -72,6 +72,7 @@ def test_diagnostics_average_to_those_of_one_process(results, case):
     one, two = results["-"][case]["metrics"], [results[rank][case]["metrics"] for rank in ("0", "1")]
     averaged = {"positive_cosine", "negative_cosine", "alignment", "mlm_accuracy"}
     averaged |= {"aux_mlm_accuracy", "aux_mlm_cross_entropy", "rtd_accuracy_replaced", "rtd_accuracy_kept"}
+    averaged |= {"dcm_diagonal", "dcm_off_diagonal", "icm_cross_entropy"}
     for name in averaged & one.keys():
         close((two[0][name] + two[1][name]) / 2, one[name], name)
     close(two[0]["identical_texts"] + two[1]["identical_texts"], one["identical_texts"], "identical_texts")
@@ -105,6 +106,19 @@ def test_replaced_and_kept_tokens(results):
         assert all(each["rtd_accuracy_replaced"] + each["rtd_accuracy_kept"] > 0 for each in metrics)
         assert results["-"][case]["loss_dict"]["rtd"] > 0
     assert results["-"]["edited_negative"]["loss_dict"]["edited"] > 0
+
+
+def test_dimension_contrast_and_targets_cross_processes(results):
+    """C is that of the joined batch on both; targets of unequal length weigh by their tokens."""
+    for case in ("dcm", "dcm_sum", "dcm_alone", "msse"):
+        terms = [results[rank][case]["loss_dict"]["dcm"] for rank in "-01"]
+        close(terms[1], terms[0], case)
+        assert torch.equal(terms[1], terms[2])
+    for case in ("icm", "icm_denoising", "icm_z", "msse"):
+        terms = [results[rank][case]["loss_dict"]["icm"] for rank in "01"]
+        assert not torch.isclose(*terms)
+    assert not any(name.startswith("projector") for name in results["1"]["dcm_alone"]["gradients"])
+    assert any(name.startswith("projector") for name in results["1"]["icm_z"]["gradients"])
 
 
 def test_collectives_by_hand(results):

@@ -100,19 +100,10 @@ def test_fold(affine, bias):
     assert all(torch.equal(value, before[name]) for name, value in linear.state_dict().items())
 
 
-@pytest.mark.parametrize("pooling", ["first_last_mean", "top2_mean", "mask"])
+@pytest.mark.parametrize("pooling", ["first_last_mean", "top2_mean"])
 def test_poolings_without_a_native_form_are_refused(checkpoint, tokenizer_of, tmp_path, pooling):
-    fields = {"prompt_template": "{sentence} means {mask}"} if pooling == "mask" else {}
-    model = model_of(checkpoint, pooling=pooling, **fields)
+    model = model_of(checkpoint, pooling=pooling)
     with pytest.raises(ValueError, match=rf"pooling '{pooling}' cannot be exported: .* has no such pooling .*'cls'"):
-        model.export(tmp_path / "out", tokenizer_of("bert"))
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_template_is_refused(checkpoint, tokenizer_of, tmp_path):
-    """Its words would be missing wherever the folder is loaded."""
-    model = model_of(checkpoint, prompt_template="{sentence} means {mask}")
-    with pytest.raises(ValueError, match=r"prompt_template '\{sentence\} means \{mask\}' cannot be exported"):
         model.export(tmp_path / "out", tokenizer_of("bert"))
     assert not (tmp_path / "out").exists()
 

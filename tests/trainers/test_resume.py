@@ -107,12 +107,12 @@ def test_a_run_that_was_killed_or_stopped_ends_bitwise_like_one_that_was_not(
     assert 19 in {entry["step"] for entry in entries(stopped) if "loss/mlm" in entry}
 
 
-def test_sampled_edits_are_resumed(base: dict[str, Any], tmp_path: Path) -> None:
-    """The generator's draws come from torch's own random state, which a checkpoint holds."""
-    options = {"method": "diffcse", "fields": {}, "max_steps": 10, "eval_steps": 4}
+def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any], tmp_path: Path) -> None:
+    """The generator's draws come from torch's own random state, which a checkpoint holds; the positives from none."""
+    options = {"method": "diffcse", "fields": {}, "max_steps": 10, "eval_steps": 4, "augmentation": "shuffle"}
     straight, killed = (base | {"output_dir": str(tmp_path / name)} | options for name in ("straight", "killed"))
-    jobs = [straight, killed | {"signal": [6, int(signal.SIGKILL)]}, killed | {"resume": True}]
-    assert run_jobs(tmp_path, jobs) == [0, -9, 0]
+    resumed = killed | {"resume": True, "dataloader_num_workers": 2}
+    assert run_jobs(tmp_path, [straight, killed | {"signal": [6, int(signal.SIGKILL)]}, resumed]) == [0, -9, 0]
     assert_same(killed, straight)
     assert {"loss/rtd", "metrics/rtd_accuracy_replaced", "metrics/rtd_accuracy_kept"} <= entries(straight)[0].keys()
 
@@ -125,11 +125,12 @@ def test_sampled_edits_are_resumed(base: dict[str, Any], tmp_path: Path) -> None
         {"gradient_accumulation_steps": 3, "max_steps": 14, "eval_steps": 4, "logging_steps": 2},
         {"streaming": True},
         {"streaming": True, "dataloader_num_workers": 2},
+        {"streaming": True, "dataloader_num_workers": 2, "augmentation": "delete"},
         {"bf16": True, "dataloader_num_workers": 2},
         {"fields": {"projector": "batchnorm"}, "method": "informin"},
         {"fields": {"edit_operation": "all", "generator_dropout": True}, "method": "diffcse", "bf16": True},
     ],
-    ids=["epoch", "accumulation", "stream", "stream-workers", "bf16", "batchnorm", "edits"],
+    ids=["epoch", "accumulation", "stream", "stream-workers", "stream-augmented", "bf16", "batchnorm", "edits"],
 )
 def test_settings_that_resume(base: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:
     straight, killed = (base | {"output_dir": str(tmp_path / name)} | options for name in ("straight", "killed"))

@@ -197,6 +197,47 @@ def test_a_table_of_infocse_is_one_flag_away(words: list[str], field: str, value
     assert configs[0].to_dict() == configs[1].to_dict()
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--dcm_weight", "0"], {"dcm_weight": 0.0}),
+        (["--icm_weight", "0"], {"icm_weight": 0.0}),
+        (["--dcm_weight", "0", "--icm_weight", "0"], {"dcm_weight": 0.0, "icm_weight": 0.0}),
+        (["--contrastive_weight", "0"], {"contrastive_weight": 0.0}),
+        (["--temperature", "0.01"], {"temperature": 0.01}),
+        (["--pooling", "cls"], {"pooling": "cls", "prompt_template": None}),
+        (["--pooling", "first_last_mean"], {"pooling": "first_last_mean", "prompt_template": None}),
+        (["--prompt_template", "{sentence} is {mask}"], {"prompt_template": "{sentence} is {mask}"}),
+        (["--dcm_reduction", "sum"], {"dcm_reduction": "sum"}),
+        (["--dcm_representation", "z"], {"dcm_representation": "z"}),
+        (["--icm_word_dropout", "0.5"], {"icm_word_dropout": 0.5}),
+        (["--icm_target", "positive"], {"icm_target": "positive"}),
+        (["--icm_decoder", "denoising", "--icm_decoder_layers", "16"], {"icm_decoder": "denoising"}),
+    ],
+)
+def test_a_table_of_msse_is_one_flag_away(words: list[str], wanted: dict[str, Any]) -> None:
+    preset = next(path for path in PRESETS if path.stem == "msse-bert-base")
+    plain, changed = (
+        METHODS["msse"].config_class(**parse_run_arguments(["--config", str(preset), "--output_dir", "x", *each])[2])
+        for each in ([], words)
+    )
+    for name, value in wanted.items():
+        assert getattr(changed, name) == value != getattr(plain, name)
+    assert plain.prompt_template == '"{sentence}" means {mask}.'
+
+
+def test_batch_sizes_of_msse_are_a_flag_and_its_objectives_join_others() -> None:
+    """Table 6; and a list of objectives that no paper tried."""
+    preset = next(path for path in PRESETS if path.stem == "msse-bert-base")
+    words = ["--config", str(preset), "--output_dir", "x", "--per_device_train_batch_size", "32"]
+    assert parse_run_arguments(words)[1].per_device_train_batch_size == 32
+    words = ["--method", "joint", "--objectives", "dcm", "icm", "aux_mlm", "--dcm_weight", "0.5", "--output_dir", "x"]
+    _, _, fields = parse_run_arguments(words)
+    config = METHODS["joint"].config_class(**fields)
+    assert [objective.name for objective in config.objectives] == ["dcm", "icm", "aux_mlm"]
+    assert config.dcm_weight == 0.5 and config.decoder_layers == 1
+
+
 def test_help_lists_the_fields_of_the_method(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as end:
         parse_run_arguments(["--method", "informin", "--help"])

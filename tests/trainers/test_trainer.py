@@ -299,11 +299,14 @@ def test_workers_change_no_batch(small_run: SmallRun, tmp_path: Path) -> None:
 class Apart(Reconstruction):
     """An objective with a layer that learns ten times as fast and is clipped by itself."""
 
+    asked = 0
+
     def __init__(self, config: Any, encoder_config: Any) -> None:
         super().__init__(config, encoder_config)
         self.layer = torch.nn.Linear(32, 1)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
+        type(self).asked += 1
         return [{"params": list(self.layer.parameters()), "lr_scale": 10.0, "clip_group": "apart"}]
 
     def forward(self, views: Any, batch: Any, encode: Any) -> Any:
@@ -327,7 +330,9 @@ def test_groups_have_their_own_rate_and_are_clipped_apart(
         tmp_path / "run", method="informin", weight_decay=0.1, max_grad_norm=0.5, warmup_steps=0, max_steps=3
     )
     trainer.add_callback(Norms())
+    monkeypatch.setattr(Apart, "asked", 0)
     trainer.train()
+    assert len(norms) == 3 and Apart.asked == 2  # by the optimiser and by the clipping, not at every step
     for norm, apart in norms:  # joined, the huge gradients of either would leave nothing of the other's
         assert norm == pytest.approx(0.5, rel=1e-3) and apart == pytest.approx(0.5, rel=1e-3)
     names = {id(p): name for name, p in trainer.model.named_parameters()}

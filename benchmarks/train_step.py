@@ -1,0 +1,226 @@
+"""Time and peak memory of one optimiser step of every method, relative to the first one, SimCSE.
+
+    python benchmarks/train_step.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
+        --precision bf16 --output results/costs/bert-base-uncased-cpu-bf16.json
+
+A step goes from texts to new weights: tokenising and masking, forward, backward, clipping, AdamW. Every method lives
+in a process of its own, which gives its peak memory; they take turns (A B C A B C …) over the same batches, so that
+what slows the machine down for a while slows all of them, and a ratio is the median of those within a turn. Run it on
+a machine with nothing else to do. `python -m csekit.evaluation.tables` makes the table `costs/NAME` of the file
+`results/costs/NAME.json`.
+
+What is measured stands in `methods.yaml`; a peer is one more entry of `builders`.
+"""
+
+import argparse
+import multiprocessing
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from csekit.evaluation.results import environment, write_results
+from csekit.modeling import METHODS
+from csekit.trainers import CSECollator, load_corpus
+
+METHODS_FILE = Path(__file__).with_name("methods.yaml")
+LEARNING_RATE, MAX_GRAD_NORM, SEED = 3e-5, 1.0, 42
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all methods have in common."""
+
+    backbone: str
+    device: str
+    precision: str
+    max_seq_length: int
+    threads: int
+
+
+#: One whole optimiser step over rows of a corpus, ``{"texts": [...], "index": int, "epoch": int}``.
+Step = Callable[[list[dict[str, Any]]], None]
+
+
+def csekit_step(setting: Setting, method: str, fields: dict[str, Any]) -> Step:
+    """A method's step, as ``CSETrainer`` takes it."""
+    model = METHODS[method].from_backbone(setting.backbone, **fields).to(setting.device).train()
+    tokenizer = AutoTokenizer.from_pretrained(setting.backbone)
+    collator = CSECollator(tokenizer, setting.max_seq_length, model.batch_specs, SEED, model.config.prompt_template)
+    clipped: dict[str, list[Any]] = {}
+    for group in model.parameter_groups():
+        clipped.setdefault(group.get("clip_group", "encoder"), []).extend(group["params"])
+    optimizer = torch.optim.AdamW([p for group in clipped.values() for p in group], lr=LEARNING_RATE, fused=True)
+
+    def step(rows: list[dict[str, Any]]) -> None:
+        batch = {name: v.to(setting.device) if torch.is_tensor(v) else v for name, v in collator(rows).items()}
+        batch.pop("index")
+        with torch.autocast(setting.device, torch.bfloat16, enabled=setting.precision == "bf16"):
+            loss = model(**batch).loss
+        loss.backward()
+        for group in clipped.values():
+            torch.nn.utils.clip_grad_norm_(group, MAX_GRAD_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def builders(names: list[str] | None) -> dict[str, tuple[str, Callable[[Setting], Step]]]:
+    """Title and builder of what is measured, by name; a builder can be sent to another process.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    found: dict[str, tuple[str, Callable[[Setting], Step]]] = {}
+    for name, given in yaml.safe_load(METHODS_FILE.read_text(encoding="utf-8")).items():
+        fields = dict(given)
+        title, method = fields.pop("title"), fields.pop("method")
+        found[name] = title, partial(csekit_step, method=method, fields=fields)
+    if unknown := sorted(set(names or []) - set(found)):
+        raise ValueError(f"methods must be among {', '.join(found)}, got {unknown[0]!r}")
+    return {name: found[name] for name in names or found}
+
+
+def serve(pipe: Connection, setting: Setting, build: Callable[[Setting], Step]) -> None:
+    """The process of a method: build it, then take the steps that the other end asks for; last its peak memory."""
+    logging.disable_progress_bar()
+    torch.set_num_threads(setting.threads)
+    torch.manual_seed(SEED)
+    before = peak_memory(setting.device)
+    step = build(setting)
+    pipe.send(None)
+    while (rows := pipe.recv()) is not None:
+        started = now(setting.device)
+        step(rows)
+        pipe.send(now(setting.device) - started)
+    pipe.send(peak_memory(setting.device) - before)
+
+
+def now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak_memory(device: str) -> int:
+    """Bytes at most in use so far: allocated on the device, or resident."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+class Worker:
+    """A method in a process of its own."""
+
+    def __init__(self, title: str, setting: Setting, build: Callable[[Setting], Step]) -> None:
+        self.title = title
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=serve, args=(other, setting, build), daemon=True)
+        self.process.start()
+        other.close()
+        self.receive()
+
+    def ask(self, rows: list[dict[str, Any]] | None) -> Any:
+        """Seconds of a step, or for None the peak memory, after which the process ends."""
+        self.pipe.send(rows)
+        return self.receive()
+
+    def receive(self) -> Any:
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            raise SystemExit(f"error: {self.title} failed, see above") from None
+
+
+def measure(workers: dict[str, Worker], batches: list[list[dict[str, Any]]], warmup: int) -> list[dict[str, Any]]:
+    """Every method over the batches in turn, the first ``warmup`` rounds not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in workers}
+    for number, rows in enumerate(batches):
+        taken = {name: worker.ask(rows) for name, worker in workers.items()}
+        for name, value in taken.items() if number >= warmup else ():
+            seconds[name].append(value)
+    first = next(iter(seconds.values()))
+    return [
+        {
+            "name": name,
+            "title": worker.title,
+            "seconds": statistics.median(seconds[name]),
+            "time_ratio": statistics.median(own / base for own, base in zip(seconds[name], first, strict=True)),
+            "memory": worker.ask(None),
+            "all_seconds": seconds[name],
+        }
+        for name, worker in workers.items()
+    ]
+
+
+def read_batches(path: str, size: int, count: int) -> tuple[str, list[list[dict[str, Any]]]]:
+    """The corpus's name and its first rows in batches.
+
+    Raises:
+        ValueError: it has fewer rows than one batch.
+    """
+    corpus = load_corpus(path, max_samples=size * count)
+    dataset: Any = corpus.dataset
+    whole = len(dataset) // size
+    if not whole:
+        raise ValueError(f"{path} must hold at least batch_size sentences, {size}, got {len(dataset)}")
+    return corpus.name, [dataset.__getitems__(range(i % whole * size, (i % whole + 1) * size)) for i in range(count)]
+
+
+def read_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint, a masked LM")
+    parser.add_argument("--train_file", required=True, help="sentences, one a line")
+    parser.add_argument("--output", type=Path, required=True, help="results/costs/NAME.json")
+    parser.add_argument("--methods", nargs="+", help="of methods.yaml; the first is the one to compare with")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--max_seq_length", type=int, default=32)
+    parser.add_argument("--repetitions", type=int, default=20, help="measured rounds")
+    parser.add_argument("--warmup", type=int, default=3, help="rounds before them")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads of each process")
+    args = parser.parse_args(argv)
+    for name in ("batch_size", "repetitions", "threads"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = read_arguments(argv)
+    setting = Setting(args.model_name_or_path, args.device, args.precision, args.max_seq_length, args.threads)
+    try:
+        chosen = builders(args.methods)
+        corpus, batches = read_batches(args.train_file, args.batch_size, args.warmup + args.repetitions)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+    workers = {name: Worker(title, setting, build) for name, (title, build) in chosen.items()}
+    rows = measure(workers, batches, args.warmup)
+    print(f"{'':32}{'ms a step':>10}{'ratio':>8}{'MiB':>9}{'ratio':>8}")
+    for row in rows:
+        memory = f"{row['memory'] / 2**20:>9.0f}{row['memory'] / max(rows[0]['memory'], 1):>8.2f}"
+        print(f"{row['title']:32}{1000 * row['seconds']:>10.1f}{row['time_ratio']:>8.2f}{memory}")
+    run = {"benchmark": "train_step", **asdict(setting), "backbone": Path(setting.backbone).name, "corpus": corpus}
+    run |= {name: getattr(args, name) for name in ("batch_size", "repetitions", "warmup")}
+    run |= {"cores": os.cpu_count()}
+    write_results(args.output, {"run": run, "methods": rows, "environment": environment()}, overwrite=True)
+
+
+if __name__ == "__main__":
+    main()

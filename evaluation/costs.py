@@ -1,0 +1,76 @@
+"""Tables of what methods cost: parameters and checkpoint sizes, time and memory of a training step.
+
+They are made of the files that ``benchmarks/parameters.py`` and ``benchmarks/train_step.py`` write.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_MISSING = "–"
+
+
+def parameters_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: parameters in training and at inference, bytes of the checkpoints (DiffCSE, Table 14).
+
+    Arguments:
+        results: content of ``results/parameters/NAME.json``.
+    """
+    rows = results["methods"]
+    with_bytes = any(row["training_bytes"] is not None for row in rows)
+    with_generator = any(row["generator"] is not None for row in rows)
+    head = [
+        "",
+        "in training",
+        "of these trained",
+        *(["generator, not saved"] if with_generator else []),
+        "at inference",
+    ]
+    head += ["training checkpoint", "export"] if with_bytes else []
+    body = []
+    for row in rows:
+        cells = [row["title"], *(_count(row[name]) for name in ("training", "trainable"))]
+        cells += [_count(row["generator"])] if with_generator else []
+        cells += [_count(row["inference"])]
+        cells += [_megabytes(row["training_bytes"]), _megabytes(row["export_bytes"])] if with_bytes else []
+        body.append(cells)
+    what = f"Parameters, backbone {results['run']['backbone']}"
+    caption = f"{what}; bytes of the weights files, in fp32." if with_bytes else f"{what}: its default sizes."
+    return caption, head, body
+
+
+def costs_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: time and peak memory of an optimiser step, relative to the first row.
+
+    Arguments:
+        results: content of ``results/costs/NAME.json``.
+    """
+    run, rows = results["run"], results["methods"]
+    first = rows[0]
+    head = ["", "ms a step", "time", "peak memory, MiB", "memory"]
+    body = [
+        [
+            row["title"],
+            f"{1000 * row['seconds']:.0f}",
+            f"{row['time_ratio']:.2f} ×",
+            f"{row['memory'] / 2**20:,.0f}",
+            f"{row['memory'] / first['memory']:.2f} ×",
+        ]
+        for row in rows
+    ]
+    where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
+    memory = "as the device's allocator counts it" if run["device"] == "cuda" else "above that before the model"
+    caption = (
+        f"An optimiser step over {run['batch_size']} sentences of at most {run['max_seq_length']} tokens of "
+        f"{run['corpus']}, backbone {run['backbone']}, {run['precision']}, {where}: median of {run['repetitions']} "
+        f"steps, taken in turn; time relative to {first['title']}: median within the turns; peak memory {memory}, "
+        "each method in a process of its own."
+    )
+    return caption, head, body
+
+
+def _count(value: int | None) -> str:
+    return _MISSING if value is None else f"{value / 1e6:.2f} M" if value else "0"
+
+
+def _megabytes(value: int | None) -> str:
+    return _MISSING if value is None else f"{value / 1e6:.1f} MB"

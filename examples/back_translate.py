@@ -1,0 +1,61 @@
+"""Write positives for a corpus: each sentence translated into another language and back.
+
+    python examples/back_translate.py sentences.txt pairs.tsv               # en -> de -> en, downloads two models
+    python examples/back_translate.py sentences.txt pairs.tsv --forward Helsinki-NLP/opus-mt-en-fr \
+        --backward Helsinki-NLP/opus-mt-fr-en
+    python examples/run_unsup.py --train_file pairs.tsv …
+
+The output has the columns sent0 (the sentence) and sent1 (its back-translation); `pairs.tsv.json` says how it was
+made. Repeated sentences are translated once. The same command goes on after a kill: finished blocks lie in
+`pairs.tsv.parts` until the end. bf16 on a GPU. Marian models need `pip install csekit[translation]`.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from csekit.trainers import load_corpus
+from csekit.trainers.back_translation import BackTranslation, distinct, write_back_translations
+from csekit.trainers.pretraining_runs import corpus_texts
+from csekit.trainers.runs import one_line_errors
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", help=".txt (a sentence a line), .csv, .tsv, .json, .jsonl or .parquet")
+    parser.add_argument("pairs", type=Path, help="the .tsv or .csv file to write")
+    parser.add_argument("--column", help="of the corpus, where it has several")
+    parser.add_argument("--max_samples", type=int, help="use only the first rows of the corpus")
+    parser.add_argument("--forward", default=BackTranslation.forward, help="translation model, Hub id or folder")
+    parser.add_argument("--backward", default=BackTranslation.backward, help="its way back")
+    parser.add_argument("--languages", nargs=2, metavar="CODE", help="for multilingual models: eng_Latn deu_Latn")
+    parser.add_argument("--prefixes", nargs=2, default=("", ""), metavar="TEXT", help="in front of the inputs")
+    parser.add_argument("--batch_size", type=int, default=BackTranslation.batch_size)
+    parser.add_argument("--num_beams", type=int, help="default: what the models say themselves")
+    parser.add_argument("--max_length", type=int, default=BackTranslation.max_length, help="longer ones are left out")
+    parser.add_argument("--block_size", type=int, default=BackTranslation.block_size, help="sentences kept at a time")
+    parser.add_argument("--ratios", type=float, nargs=2, default=(0.5, 2.0), metavar=("LEAST", "MOST"),
+                        help="back-translations of another relative length are left out")  # fmt: skip
+    parser.add_argument("--drop_identical", action="store_true", help="leave out those that are the sentence itself")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = vars(read_arguments())
+    with one_line_errors():
+        corpus = load_corpus(given["corpus"], columns=given["column"], max_samples=given["max_samples"])
+        if len(corpus.columns) != 1:
+            raise ValueError(f"{corpus.name} has the columns {', '.join(corpus.columns)}: name one with --column")
+        names = BackTranslation.__dataclass_fields__.keys() & given.keys()
+        settings = BackTranslation(**{name: given[name] for name in names})
+        texts = distinct(corpus_texts(corpus))
+        print(f"{corpus.name}: {corpus.report.summary()}; {len(texts):,} different sentences")
+        counts = write_back_translations(
+            texts, given["pairs"], settings, ratios=tuple(given["ratios"]), drop_identical=given["drop_identical"]
+        )
+    print(f"{given['pairs']}: " + ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Train a sentence encoder on pairs or triplets: sentence, positive and, where there is one, hard negative.
+
+    accelerate launch examples/run_sup.py --model_name_or_path bert-base-uncased --train_file nli.csv \
+        --columns sent0 sent1 hard_neg --data_dir SentEval/data --output_dir runs/my-encoder
+    accelerate launch examples/run_sup.py --config examples/configs/simcse-bert-base-supervised.yaml --train_file …
+
+All methods and arguments of run_unsup.py, and what it leaves; other defaults (SimCSE's for labelled data): 512 rows a
+step, learning rate 5e-5, 3 epochs, and the projector stays at test time, exported as `2_Dense`
+(`--projector_at_inference False` leaves it out). `--hard_negative_weight w` adds w to the logit of a row's own hard
+negative. Training rows that hold a sentence of an evaluation set are counted in `results.json`; `--filter_overlap`
+leaves them out.
+"""
+
+import sys
+import time
+
+from csekit.trainers import parse_run_arguments
+from csekit.trainers.runs import (
+    SUPERVISED,
+    check_output_dir,
+    check_positives,
+    load_data,
+    make_trainer,
+    one_line_errors,
+    train_and_score,
+)
+
+
+def main() -> int:
+    started = time.monotonic()
+    run, args, fields = parse_run_arguments(defaults=SUPERVISED)
+    with one_line_errors():
+        run.check()
+        check_output_dir(run, args)
+        data = load_data(run, args)
+        check_positives(data.corpus)
+        trainer = make_trainer(run, args, fields, data)
+    return train_and_score(trainer, run, data, started)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

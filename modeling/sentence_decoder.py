@@ -1,0 +1,107 @@
+"""A small decoder q(s | h): the tokens of a sentence from one vector.
+
+Shape suffixes: B sentences, K tokens, M tokens that are scored, H hidden size, E embedding size of the vocabulary,
+V vocabulary.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig
+
+
+def sinusoids(length: int, like_BKH: Tensor) -> Tensor:
+    """(length, H) sines and cosines of the places (Vaswani et al. 2017, §3.5): no parameters, no limit."""
+    size = like_BKH.shape[-1]
+    place_K1 = torch.arange(length, device=like_BKH.device)[:, None]
+    rate_F = torch.exp(torch.arange(0, size, 2, device=like_BKH.device) * (-math.log(10_000.0) / size))
+    angle_KF = place_K1 * rate_F
+    return torch.stack([angle_KF.sin(), angle_KF.cos()], dim=-1).flatten(1)[:, :size].to(like_BKH.dtype)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, the vector, a feed-forward net; each added to the states, norms in front.
+
+    Attention over a memory of one vector is a linear map of it, since its only weight is 1: that map is all there is.
+    """
+
+    def __init__(self, size: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(size)
+        self.attention_in = nn.Linear(size, 3 * size)
+        self.attention_out = nn.Linear(size, size)
+        self.memory = nn.Linear(size, size)
+        self.feed_forward = nn.Sequential(
+            nn.LayerNorm(size), nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, states_BKH: Tensor, memory_BH: Tensor, allowed_B1KK: Tensor | None) -> Tensor:
+        """``allowed_B1KK``: True where a place may look; None: at itself and at what is before it."""
+        joint = self.attention_in(self.attention_norm(states_BKH)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = joint.permute(2, 0, 3, 1, 4)
+        causal = allowed_B1KK is None
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed_B1KK, is_causal=causal)
+        states_BKH = states_BKH + self.dropout(self.attention_out(mixed.transpose(1, 2).flatten(2)))
+        states_BKH = states_BKH + self.dropout(self.memory(memory_BH)).unsqueeze(1)
+        return states_BKH + self.dropout(self.feed_forward(states_BKH))
+
+
+class SentenceDecoder(nn.Module):
+    """Decodes a sentence from its vector, the only memory. The vocabulary's matrix, the encoder's word embedding, is
+    passed in at call time: it is read here as input (detached) and as the output matrix (trained).
+
+    - ``causal``: place t is predicted from the vector and the tokens before t (teacher forcing); the input is shifted
+      by one, with a learned state in front.
+    - not causal: place t sees the embeddings of all tokens, its own included, with ``element_dropout`` on each of
+      their elements (DenoSent).
+    """
+
+    def __init__(
+        self,
+        encoder_config: PreTrainedConfig,
+        *,
+        causal: bool,
+        layers: int,
+        heads: int,
+        dropout: float,
+        element_dropout: float,
+    ) -> None:
+        super().__init__()
+        size = int(encoder_config.hidden_size)
+        width = int(getattr(encoder_config, "embedding_size", None) or size)
+        self.start = nn.Parameter(torch.zeros(size)) if causal else None
+        self.element_dropout = nn.Dropout(0.0 if causal else element_dropout)
+        self.word_norm = nn.LayerNorm(width)
+        self.enter = nn.Linear(width, size) if width != size else nn.Identity()
+        self.layers = nn.ModuleList([DecoderLayer(size, heads, dropout) for _ in range(layers)])
+        self.norm = nn.LayerNorm(size)
+        self.leave = nn.Linear(size, width)
+        self.bias = nn.Parameter(torch.zeros(int(encoder_config.vocab_size)))
+
+    def queries(self, ids_BK: Tensor, words_VE: Tensor) -> Tensor:
+        """What stands at each place before the vector is known, (B, K, H)."""
+        words_BKH = self.enter(self.word_norm(F.embedding(ids_BK, words_VE.detach())))
+        words_BKH = self.element_dropout(words_BKH)
+        if self.start is not None:
+            first_B1H = self.start.to(words_BKH.dtype).expand(len(ids_BK), 1, -1)
+            words_BKH = torch.cat([first_B1H, words_BKH[:, :-1]], dim=1)
+        return words_BKH + sinusoids(ids_BK.shape[1], words_BKH)
+
+    def forward(self, queries_BKH: Tensor, memory_BH: Tensor, mask_BK: Tensor) -> Tensor:
+        """The states (B, K, H). A padded place is read by itself alone."""
+        allowed_B1KK = None
+        if self.start is None:
+            own_KK = torch.eye(mask_BK.shape[1], dtype=torch.bool, device=mask_BK.device)
+            allowed_B1KK = (mask_BK.bool()[:, None, :] | own_KK).unsqueeze(1)
+        states_BKH = queries_BKH
+        for layer in self.layers:
+            states_BKH = layer(states_BKH, memory_BH, allowed_B1KK)
+        return states_BKH
+
+    def logits(self, states_MH: Tensor, words_VE: Tensor) -> Tensor:
+        """(M, H) states of the scored places → (M, V)."""
+        return F.linear(self.leave(self.norm(states_MH)), words_VE, self.bias)

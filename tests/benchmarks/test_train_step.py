@@ -1,0 +1,125 @@
+"""The step that is timed is a whole one; methods take turns; ratios are taken within a turn."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from csekit.evaluation.results import read_results
+from csekit.evaluation.tables import update
+from csekit.modeling import InfoCSEModel
+
+ROOT = Path(__file__).parents[2]
+TEXTS = [
+    "the man plays guitar",
+    "a woman sings",
+    "the dog runs in the house",
+    "a cat is on the tree",
+    "the ball is red",
+]
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"texts": [text], "index": i, "epoch": 0} for i, text in enumerate(TEXTS[:count])]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_trains_everything_that_trains(
+    script: Callable[[str], ModuleType], masked_lm: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    module, built = script("train_step"), []
+    build = InfoCSEModel.from_backbone
+
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        built.append(build(*args, **kwargs))
+        return built[-1]
+
+    monkeypatch.setattr(InfoCSEModel, "from_backbone", remember)
+    setting = module.Setting(str(masked_lm), "cpu", precision, 16, 1)
+    step = module.csekit_step(setting, method="infocse", fields={"aux_mlm_head_init": "random"})
+    (model,) = built
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    step(rows(4))
+    step(rows(4))
+    moved = {name for name, parameter in model.named_parameters() if not parameter.equal(before[name])}
+    unused = {"backbone.embeddings.token_type_embeddings.weight"}  # its second row, at least
+    assert moved | unused >= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert not any(name.startswith("objectives.aux_mlm.lower.") for name in moved)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Fake:
+    """A worker whose machine gets slower from turn to turn."""
+
+    def __init__(self, name: str, factor: float, calls: list[str]) -> None:
+        self.title, self.name, self.factor, self.calls, self.turn = name.upper(), name, factor, calls, 0
+
+    def ask(self, given: Any) -> float:
+        self.calls.append(f"{self.name}{'' if given is None else given[0]['index']}")
+        self.turn += 1
+        return 1000 if given is None else self.factor * 3.0**self.turn
+
+
+def test_methods_take_turns_and_ratios_are_within_a_turn(script: Callable[[str], ModuleType]) -> None:
+    calls: list[str] = []
+    workers = {"a": Fake("a", 1.0, calls), "b": Fake("b", 2.5, calls)}
+    batches = [[{"index": number}] for number in range(4)]
+    found = script("train_step").measure(workers, batches, warmup=1)
+    assert calls == ["a0", "b0", "a1", "b1", "a2", "b2", "a3", "b3", "a", "b"]
+    first, second = found
+    assert first["all_seconds"] == [9.0, 27.0, 81.0] and second["seconds"] == 67.5
+    assert first["time_ratio"] == 1 and second["time_ratio"] == pytest.approx(2.5)
+    assert (second["name"], second["title"], second["memory"]) == ("b", "B", 1000)
+
+
+def test_a_worker_that_fails_ends_the_run(script: Callable[[str], ModuleType]) -> None:
+    module = script("train_step")
+
+    def gone() -> None:
+        raise EOFError
+
+    with pytest.raises(SystemExit, match="DiffCSE failed"):
+        module.Worker.receive(SimpleNamespace(pipe=SimpleNamespace(recv=gone), title="DiffCSE"))
+
+
+def test_batches_go_round(script: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    module = script("train_step")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    name, batches = module.read_batches(str(tmp_path / "texts.txt"), 2, 3)
+    assert name == "texts.txt"
+    assert [[row["texts"][0] for row in batch] for batch in batches] == [TEXTS[:2], TEXTS[2:4], TEXTS[:2]]
+    with pytest.raises(ValueError, match="at least batch_size sentences, 6, got 5"):
+        module.read_batches(str(tmp_path / "texts.txt"), 6, 1)
+
+
+def test_the_script(script: Callable[[str], ModuleType], masked_lm: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    output = tmp_path / "costs" / "tiny-cpu.json"
+    argv = [
+        "--model_name_or_path",
+        str(masked_lm),
+        "--train_file",
+        str(tmp_path / "texts.txt"),
+        "--output",
+        str(output),
+    ]
+    argv += ["--device", "cpu", "--threads", "1", "--batch_size", "2", "--max_seq_length", "16", "--repetitions", "2"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "train_step.py"), *argv, "--warmup", "1"]
+    done = subprocess.run([*command, "--methods", "simcse-tanh"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = read_results(output)
+    (row,) = results["methods"]
+    assert len(row["all_seconds"]) == 2 and min(row["all_seconds"]) > 0 and row["memory"] >= 0
+    assert (results["run"]["precision"], results["run"]["corpus"], results["run"]["threads"]) == (
+        "fp32",
+        "texts.txt",
+        1,
+    )
+    page = update("<!-- table:costs/tiny-cpu -->\n<!-- end table -->\n", tmp_path)
+    assert "| SimCSE, tanh projector |" in page and "median of 2 steps" in page
+    with pytest.raises(SystemExit, match="methods must be among simcse-tanh"):
+        script("train_step").main([*argv, "--methods", "simcse"])

@@ -1,0 +1,90 @@
+"""Tables of parameters, of training steps and of pre-training curves, made of results files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from csekit.evaluation.costs import costs_table, parameters_table
+from csekit.evaluation.results import write_results
+from csekit.evaluation.tables import TableError, update
+
+
+def parameters(**more: Any) -> dict[str, Any]:
+    row = {"title": "A", "training": 11_040_258, "trainable": 9_000_000, "generator": 0, "inference": 5_388_288}
+    return {**row, "training_bytes": 44_186_480, "export_bytes": 21_560_736, **more}
+
+
+def test_parameters() -> None:
+    rows = [parameters(), parameters(title="B", generator=5_462_784)]
+    caption, head, body = parameters_table({"run": {"backbone": "mini"}, "methods": rows})
+    assert "backbone mini" in caption and "fp32" in caption
+    assert head[1:] == [
+        "in training", "of these trained", "generator, not saved", "at inference", "training checkpoint", "export"
+    ]  # fmt: skip
+    assert body[0] == ["A", "11.04 M", "9.00 M", "0", "5.39 M", "44.2 MB", "21.6 MB"]
+    assert body[1][3] == "5.46 M"
+
+
+def test_parameters_of_sizes_have_no_bytes() -> None:
+    rows = [parameters(training_bytes=None, export_bytes=None, generator=None)]
+    caption, head, body = parameters_table({"run": {"backbone": "bert"}, "methods": rows})
+    assert caption.endswith("its default sizes.") and head[-1] == "at inference" and len(body[0]) == len(head) == 4
+
+
+def costs(**more: Any) -> dict[str, Any]:
+    run = {"backbone": "mini", "corpus": "wiki.txt", "batch_size": 64, "max_seq_length": 32, "repetitions": 20}
+    run |= {"device": "cpu", "precision": "bf16", "threads": 2, **more}
+    rows = [
+        {"title": "SimCSE", "seconds": 0.25, "time_ratio": 1.0, "memory": 100 * 2**20},
+        {"title": "DiffCSE", "seconds": 0.5, "time_ratio": 2.125, "memory": 250 * 2**20},
+    ]
+    return {"run": run, "methods": rows, "environment": {"device": "NVIDIA X"}}
+
+
+def test_costs() -> None:
+    caption, head, body = costs_table(costs())
+    for words in ("64 sentences of at most 32 tokens of wiki.txt", "CPU threads: 2", "bf16", "20 steps", "to SimCSE"):
+        assert words in caption
+    assert body == [
+        ["SimCSE", "250", "1.00 ×", "100", "1.00 ×"],
+        ["DiffCSE", "500", "2.12 ×", "250", "2.50 ×"],
+    ]
+    assert len(head) == 5 and "NVIDIA X" in costs_table(costs(device="cuda"))[0]
+
+
+def test_the_markers(tmp_path: Path) -> None:
+    page = "<!-- table:costs/mini-cpu -->\n<!-- end table -->\n"
+    with pytest.raises(TableError, match=r"run benchmarks/train_step.py first"):
+        update(page, tmp_path)
+    write_results(tmp_path / "costs" / "mini-cpu.json", costs())
+    assert "| DiffCSE | 500 | 2.12 × | 250 | 2.50 × |" in update(page, tmp_path)
+
+
+def record(shift: float) -> dict[str, Any]:
+    log = [{"step": 25 * n, "loss/mlm": 9.0 - n / 4 - shift, "loss": 99.0} for n in range(1, 9)]
+    history = [{"step": step, "mlm_accuracy": step / 1e4 + shift / 100} for step in (100, 200)]
+    heldout = {"before": {"mlm_accuracy": 0.001}, "history": history}
+    return {"log": log, "heldout": heldout, "corpus": {"name": "wiki.txt"}, "tokens": 3_000_000}
+
+
+def test_curves(tmp_path: Path) -> None:
+    spec = {"title": "From nothing", "curves": [{"label": "A", "trial": "a/run"}, {"label": "B", "trial": "b/run"}]}
+    folder = tmp_path / "start"
+    for name, value in (("a", record(0.0)), ("b", record(0.5))):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "run.json").write_text(json.dumps(value))
+    (folder / "summary.json").write_text(json.dumps({"plan": "start", "tables": {"curves": spec}}))
+    page = update("<!-- table:start/curves -->\n<!-- end table -->\n", tmp_path)
+    assert "wiki.txt (3.0 M tokens)" in page and "From nothing" in page
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    assert lines[0] == ("| step | A: training loss | held-out accuracy | B: training loss | held-out accuracy |")
+    assert lines[2:] == [
+        "| 0 | – | 0.1 % | – | 0.1 % |",
+        "| 100 | 8.00 | 1.0 % | 7.50 | 1.5 % |",
+        "| 200 | 7.00 | 2.0 % | 6.50 | 2.5 % |",
+    ]
+    (folder / "b" / "run.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"b/run\.json"):
+        update("<!-- table:start/curves -->\n<!-- end table -->\n", tmp_path)
