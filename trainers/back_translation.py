@@ -96,6 +96,7 @@ class Translator:
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         model: Any = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=dtype)
         self.model = model.to(self.device).eval()
+        self.room = getattr(self.model.config, "max_position_embeddings", None) or 1024
         self.options = {} if settings.num_beams is None else {"num_beams": settings.num_beams}
         if source is not None and target is not None:
             for language in (source, target):
@@ -121,15 +122,15 @@ class Translator:
         """
         given = [i for i, text in enumerate(texts) if text is not None]
         ids = self.tokenizer([f"{self.prefix}{texts[i]}" for i in given])["input_ids"] if given else []
-        rows = {i: row for i, row in zip(given, ids, strict=True) if len(row) <= self.settings.max_length}
+        longest = min(self.settings.max_length, self.room)
+        rows = {i: row for i, row in zip(given, ids, strict=True) if len(row) <= longest}
         order = sorted(rows, key=lambda i: -len(rows[i]))
         progress(len(texts) - len(order))
         result: list[str | None] = [None] * len(texts)
         for start in range(0, len(order), self.settings.batch_size):
             places = order[start : start + self.settings.batch_size]
             batch = self.tokenizer.pad({"input_ids": [rows[i] for i in places]}, return_tensors="pt").to(self.device)
-            room = getattr(self.model.config, "max_position_embeddings", None) or 1024
-            length = min(2 * batch["input_ids"].shape[1] + 10, room - 1)  # an end for those that find none
+            length = min(2 * batch["input_ids"].shape[1] + 10, self.room - 1)  # an end for those that find none
             inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
             ids = self.model.generate(**inputs, max_new_tokens=length, **self.options)
             for i, translation in zip(places, self.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
