@@ -23,7 +23,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=["csekit", "csekit.modeling", "csekit.trainers", "csekit.evaluation"],
+    packages=["csekit", "csekit.cli", "csekit.modeling", "csekit.trainers", "csekit.evaluation"],
     package_dir={
         "": "src",
         "csekit.modeling": "modeling",

@@ -25,12 +25,16 @@ def modules(folder: str) -> list[Path]:
     return sorted((ROOT / folder).glob("*.py"))
 
 
+def linked() -> list[Path]:
+    """Modules that lie in src/csekit itself: the package's own and the commands."""
+    source = ROOT / "src" / "csekit"
+    return sorted([*source.glob("*.py"), *(source / "cli").glob("*.py")])
+
+
 def own_code() -> list[Path]:
     """Python files of the package, the examples and the tests; the links under src are not followed."""
     folders = [*FOLDERS, "examples", "benchmarks", "tests"]
-    return sorted(
-        [*(ROOT / "src" / "csekit").glob("*.py"), *(path for name in folders for path in (ROOT / name).rglob("*.py"))]
-    )
+    return sorted([*linked(), *(path for name in folders for path in (ROOT / name).rglob("*.py"))])
 
 
 def imports(path: Path) -> Iterator[tuple[str, int, ast.stmt]]:
@@ -63,7 +67,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_the_wheel_holds_the_folders(wheel):
-    code = {f"csekit/{path.name}" for path in (ROOT / "src" / "csekit").glob("*.py")}
+    code = {path.relative_to(ROOT / "src").as_posix() for path in linked()}
     code |= {f"csekit/{folder}/{path.name}" for folder in FOLDERS for path in modules(folder)}
     packaged = [name for name in wheel if ".dist-info/" not in name]
     assert len(set(packaged)) == len(packaged)

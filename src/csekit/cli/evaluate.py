@@ -1,59 +1,20 @@
-"""The command line. torch and transformers are imported inside the commands, so that ``csekit --help`` is instant."""
+"""``csekit eval``."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import csekit
+from .common import one_line_errors, table
 
 if TYPE_CHECKING:
     from csekit.evaluation.encoding import TextEncoder
     from csekit.evaluation.sts import STSScores
     from csekit.evaluation.sts_data import STSTask
 
-main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """What the user can put right is one line on stderr and exit code 2, not a traceback."""
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        typer.echo("error: " + " ".join(str(error).split()), err=True)
-        raise typer.Exit(2) from None
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned, the first to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = []
-    for row in [head, ["-" * width for width in widths], *rows]:
-        first, *rest = [
-            f"{cell:<{w}}" if i == 0 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join([first, *rest]).rstrip())
-    return "\n".join(lines)
-
-
-def _version(value: bool) -> None:
-    if value:
-        typer.echo(f"csekit {csekit.__version__}")
-        raise typer.Exit()
-
-
-@main.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
-) -> None:
-    """Sentence embeddings without labels."""
-
-
-@main.command("eval")
 def evaluate(
     path: Annotated[str, typer.Argument(help="A model folder, or a name on the Hub.")],
     data_dir: Annotated[
@@ -163,24 +124,3 @@ def sts_table(scores: "STSScores") -> str:
     if scores.avg is not None:
         rows.append(["Avg", str(sum(scores.tasks[name].n for name in STS_TASKS)), f"{scores.avg:.2f}", "", ""])
     return table(["Spearman x100", "pairs", "all", "mean", "wmean"], rows)
-
-
-@main.command("compare")
-def compare(
-    a: Annotated[str, typer.Argument(help="Results file; files of several seeds with commas between.")],
-    b: Annotated[str, typer.Argument(help="Results file, or files, of the other side.")],
-    resamples: Annotated[int, typer.Option("--resamples", help="Bootstrap resamples.")] = 1000,
-    seed: Annotated[int, typer.Option("--seed", help="Of the resampling.")] = 0,
-) -> None:
-    """Is A better than B? Paired bootstrap over sentence pairs."""
-    with one_line_errors():
-        from csekit.evaluation import compare_runs
-
-        side_a, side_b = ([name for name in side.split(",") if name] for side in (a, b))
-        differences = compare_runs(side_a, side_b, resamples=resamples, seed=seed)
-        rows = [
-            [task, f"{d.a:.2f}", f"{d.b:.2f}", f"{d.difference:+.2f}", f"[{d.low:+.2f}, {d.high:+.2f}]", f"{d.p:.4f}"]
-            for task, d in differences.items()
-        ]
-        typer.echo(table(["Spearman x100", "A", "B", "A - B", "95 % interval", "p (A <= B)"], rows))
-        typer.echo(f"{resamples} resamples of the pairs, seed {seed}; p is one-sided")

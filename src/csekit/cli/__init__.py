@@ -1,0 +1,28 @@
+"""The command line, a module for each command. torch and transformers are imported inside the commands, so that
+``csekit --help`` is instant."""
+
+from typing import Annotated
+
+import typer
+
+import csekit
+
+from .compare import compare
+from .evaluate import evaluate
+
+main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+main.command("eval")(evaluate)
+main.command("compare")(compare)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"csekit {csekit.__version__}")
+        raise typer.Exit()
+
+
+@main.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Sentence embeddings without labels."""

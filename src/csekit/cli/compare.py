@@ -1,0 +1,27 @@
+"""``csekit compare``."""
+
+from typing import Annotated
+
+import typer
+
+from .common import one_line_errors, table
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="Results file; files of several seeds with commas between.")],
+    b: Annotated[str, typer.Argument(help="Results file, or files, of the other side.")],
+    resamples: Annotated[int, typer.Option("--resamples", help="Bootstrap resamples.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", help="Of the resampling.")] = 0,
+) -> None:
+    """Is A better than B? Paired bootstrap over sentence pairs."""
+    with one_line_errors():
+        from csekit.evaluation import compare_runs
+
+        side_a, side_b = ([name for name in side.split(",") if name] for side in (a, b))
+        differences = compare_runs(side_a, side_b, resamples=resamples, seed=seed)
+        rows = [
+            [task, f"{d.a:.2f}", f"{d.b:.2f}", f"{d.difference:+.2f}", f"[{d.low:+.2f}, {d.high:+.2f}]", f"{d.p:.4f}"]
+            for task, d in differences.items()
+        ]
+        typer.echo(table(["Spearman x100", "A", "B", "A - B", "95 % interval", "p (A <= B)"], rows))
+        typer.echo(f"{resamples} resamples of the pairs, seed {seed}; p is one-sided")
