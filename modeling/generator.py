@@ -69,12 +69,18 @@ class Generator:
         """The ids with the generator's tokens at ``positions_M``: drawn from its distribution (``sample``, by torch's
         global generator) or the likeliest ones (``argmax``)."""
         logits_MV = self.logits(ids_RK, mask_RK, positions_M, dropout)
-        if sampling == "sample":
-            logits_MV = logits_MV.float()
-            # Gumbel's trick: torch.multinomial would wait for the device
-            noise_MV = torch.empty_like(logits_MV).exponential_().clamp_min(torch.finfo(torch.float32).tiny)
-            logits_MV = logits_MV - noise_MV.log()
-        return ids_RK.flatten().index_copy(0, positions_M, logits_MV.argmax(-1)).view_as(ids_RK)
+        tokens_M = draw(logits_MV) if sampling == "sample" else logits_MV.argmax(-1)
+        return ids_RK.flatten().index_copy(0, positions_M, tokens_M).view_as(ids_RK)
+
+
+def draw(logits_MV: Tensor) -> Tensor:
+    """A token of each row's distribution, (M,) int64, by inversion: one random number a row, while Gumbel's trick
+    draws one for each entry of the vocabulary; ``torch.multinomial`` would wait for the device."""
+    cumulative_MV = logits_MV.float().softmax(-1).cumsum(-1)
+    total_M1 = cumulative_MV[:, -1:]
+    below_M1 = torch.rand_like(total_M1) * total_M1
+    below_M1 = below_M1.minimum(total_M1.nextafter(torch.zeros_like(total_M1)))  # the product may round up
+    return torch.searchsorted(cumulative_MV, below_M1, right=True).squeeze(1)
 
 
 def check_same_vocabulary(name: str, other: str, role: str) -> None:

@@ -1,6 +1,7 @@
 """Replaced token detection against the paper's computation, as loops in float64, in value and gradient."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -28,12 +29,15 @@ def naive_edit(plain, batch, config, dropout):
     with torch.no_grad():
         logits = plain.train(dropout)(input_ids=ids, attention_mask=mask).logits
     places = batch["rtd_positions"] if config.edit_scope == "masked" else batch["rtd_own"]
-    noise = torch.empty(len(places), logits.shape[-1]).exponential_() if config.edit_sampling == "sample" else None
+    uniform = torch.rand(len(places), 1) if config.edit_sampling == "sample" else None
     edited = ids.clone()
     for m, place in enumerate(places.tolist()):
         row, column = divmod(place, ids.shape[1])
         score = logits[row, column]
-        edited[row, column] = (score if noise is None else score.softmax(-1) / noise[m]).argmax()
+        cumulative = itertools.accumulate(score.softmax(-1).tolist())
+        edited[row, column] = (
+            score.argmax() if uniform is None else sum(share <= uniform[m].item() for share in cumulative)
+        )
     return edited, mask
 
 

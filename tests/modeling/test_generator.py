@@ -6,6 +6,7 @@ from safetensors import safe_open
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from csekit.modeling import DiffCSEModel
+from csekit.modeling.generator import draw
 
 H = 16
 
@@ -22,6 +23,13 @@ def test_sampling_follows_the_generator(checkpoint):
     assert generator.fill(ids, mask, torch.tensor([2]), "argmax")[0, 2] == wanted.argmax()
     for sampling in ("sample", "argmax"):
         assert torch.equal(generator.fill(ids, mask, torch.tensor([], dtype=torch.int64), sampling), ids)
+
+
+@pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-24])
+def test_nothing_impossible_is_drawn(number, monkeypatch):
+    monkeypatch.setattr(torch, "rand_like", lambda like: torch.full_like(like, number))
+    logits = torch.full((7, 1000), -torch.inf).scatter_(1, torch.tensor([[3, 500, 997]] * 7), torch.randn(7, 3))
+    assert set(draw(logits).tolist()) <= {3, 500, 997}
 
 
 @pytest.mark.parametrize("scope", ["masked", "all"])
