@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig
 from .conditional_encoder import ConditionalEncoder, conditions
 from .configuration_diffcse import ConditionalMaskedLMConfig, CorrectiveLMConfig
 from .distributed import token_mean
-from .losses import token_cross_entropy_sum
 from .masked_lm import MaskedLMHead
 from .modeling_cse import build_backbone, load_backbone
 from .modeling_diffcse import EditingObjective
@@ -36,11 +35,14 @@ class ConditionalLM(nn.Module):
         if missing := self.head.load_from(name_or_path):
             raise ValueError(f"{name_or_path} has no masked-LM head: it lacks {missing[0]!r}")
 
-    def forward(self, ids_RK: Tensor, mask_RK: Tensor, vectors_RH: Tensor, places_S: Tensor) -> tuple[Tensor, Tensor]:
-        """States (S, H) and logits (S, V) at places of the flattened ids."""
+    def forward(
+        self, ids_RK: Tensor, mask_RK: Tensor, vectors_RH: Tensor, places_S: Tensor, labels_S: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """At places of the flattened ids: states (S, H), cross-entropy of the labels (S,), and whether the likeliest
+        token is the label's (S,)."""
         states_SH = self.encoder(ids_RK, mask_RK, vectors_RH).flatten(0, 1).index_select(0, places_S)
         words = cast(Tensor, self.encoder.model.get_input_embeddings().weight)
-        return states_SH, self.head(states_SH, words)
+        return states_SH, *self.head(states_SH, labels_S, words)
 
 
 class ConditionalMaskedLM(Objective):
@@ -69,10 +71,8 @@ class ConditionalMaskedLM(Objective):
         places_M = batch["conditional_mlm_positions"]
         labels_M = batch["conditional_mlm_originals"].flatten().index_select(0, places_M)
         vectors_RH = conditions(views, self.config.condition, self.config.views, len(ids_RK))
-        _, logits_MV = self.lm(ids_RK, mask_RK, vectors_RH, places_M)
-        loss = token_mean(token_cross_entropy_sum(logits_MV, labels_M), len(labels_M))
-        right = (logits_MV.detach().argmax(-1) == labels_M).float().sum()
-        accuracy = token_mean(right, len(labels_M))
+        _, losses_M, correct_M = self.lm(ids_RK, mask_RK, vectors_RH, places_M, labels_M)
+        loss, accuracy = (token_mean(each.sum(), len(labels_M)) for each in (losses_M, correct_M.float()))
         return {"conditional_mlm": self.config.weight * loss}, {"conditional_mlm_accuracy": accuracy}
 
 
@@ -103,20 +103,17 @@ class CorrectiveLM(EditingObjective):
         originals_S = batch["corrective_lm_originals"].flatten().index_select(0, places_S)
         same_S = changed_RK.flatten().index_select(0, places_S) == 0
         vectors_RH = conditions(views, self.config.condition, self.config.views, len(edited_RK))
-        states_SH, logits_SV = self.lm(edited_RK, mask_RK, vectors_RH, places_S)
+        states_SH, losses_S, _ = self.lm(edited_RK, mask_RK, vectors_RH, places_S, originals_S)
         copy_S = self.copy_head(states_SH).squeeze(-1).float()
-        total = corrective_loss_sum(logits_SV.float(), copy_S, originals_S, same_S, self.config.copy_weight)
+        total = corrective_loss_sum(losses_S, copy_S, same_S, self.config.copy_weight)
         right = ((copy_S.detach() > 0) == same_S).float().sum()
         metrics: dict[str, Any] = {"corrective_lm_copy_accuracy": token_mean(right, len(places_S))}
         return {"corrective_lm": self.config.weight * token_mean(total, len(places_S))}, metrics
 
 
-def corrective_loss_sum(
-    logits_SV: Tensor, copy_S: Tensor, originals_S: Tensor, same_S: Tensor, copy_weight: float
-) -> Tensor:
-    """Σ over tokens of COCO-LM's loss; ``copy_S`` are logits of copying."""
-    log_p_S = logits_SV.log_softmax(-1).gather(1, originals_S[:, None]).squeeze(1)
-    by_model_S = F.logsigmoid(-copy_S.detach()) + log_p_S
+def corrective_loss_sum(losses_S: Tensor, copy_S: Tensor, same_S: Tensor, copy_weight: float) -> Tensor:
+    """Σ over tokens of COCO-LM's loss; ``losses_S`` are −log p_t(x_t), ``copy_S`` logits of copying."""
+    by_model_S = F.logsigmoid(-copy_S.detach()) - losses_S
     either_S = torch.logaddexp(F.logsigmoid(copy_S.detach()), by_model_S)
     lm = -torch.where(same_S, either_S, by_model_S).sum()
     return lm + copy_weight * F.binary_cross_entropy_with_logits(copy_S, same_S.to(copy_S.dtype), reduction="sum")

@@ -53,11 +53,6 @@ def dimension_contrast_balanced(correlation_HH: Tensor) -> Tensor:
     return (diagonal_H - 1).square().mean() + (correlation_HH.square().sum() - diagonal_H.square().sum()) / others
 
 
-def token_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-    """The cross-entropy of each token, (M,); 0 where the label is −100."""
-    return F.cross_entropy(logits_MV.float(), labels_M, reduction="none")
-
-
 def token_cross_entropy_sum(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
     """Σ over tokens of the cross-entropy; 0 (with gradient) for no token."""
     return F.cross_entropy(logits_MV.float(), labels_M, reduction="sum")

@@ -12,8 +12,8 @@ from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from .distributed import token_mean
-from .losses import token_cross_entropy_sum
 from .objectives import Encode, MaskingSpec, Objective, ObjectiveConfig, Views
+from .vocabulary_loss import vocabulary_cross_entropy
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +81,23 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(decoder.out_features)) if decoder.bias is not None else None
         self.decoder = None if tied else nn.Linear(decoder.in_features, decoder.out_features, bias=False)
 
-    def forward(self, states_MH: Tensor, word_embeddings_VE: Tensor | None = None) -> Tensor:
-        """(M, H) states of masked tokens, (V, E) output matrix of a tied head → (M, V) logits."""
-        transformed = self.model(inputs_embeds=states_MH.unsqueeze(0)).logits.squeeze(0)
-        matrix_VE = cast(Tensor, word_embeddings_VE) if self.decoder is None else self.decoder.weight
-        return F.linear(transformed, matrix_VE, self.bias)
+    def forward(
+        self, states_MH: Tensor, labels_M: Tensor, word_embeddings_VE: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(M, H) states of masked tokens, (M,) labels, (V, E) output matrix of a tied head → the cross-entropy of each
+        token, and whether the likeliest one is right, (M,) each."""
+        transformed_ME, matrix_VE = self.transform(states_MH, word_embeddings_VE)
+        return vocabulary_cross_entropy(transformed_ME, matrix_VE, self.bias, labels_M)
+
+    def logits(self, states_MH: Tensor, word_embeddings_VE: Tensor | None = None) -> Tensor:
+        """(M, H) states of masked tokens, (V, E) output matrix of a tied head → (M, V)."""
+        transformed_ME, matrix_VE = self.transform(states_MH, word_embeddings_VE)
+        return F.linear(transformed_ME, matrix_VE, self.bias)
+
+    def transform(self, states_MH: Tensor, word_embeddings_VE: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the output matrix is multiplied with, (M, E), and that matrix, (V, E)."""
+        transformed_ME = self.model(inputs_embeds=states_MH.unsqueeze(0)).logits.squeeze(0)
+        return transformed_ME, cast(Tensor, word_embeddings_VE) if self.decoder is None else self.decoder.weight
 
     def init_from(self, name_or_path: str) -> None:
         """Copy the head of a checkpoint; one without a masked-LM head gives a new head, and a warning."""
@@ -149,8 +161,7 @@ class MaskedLM(Objective):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         input_ids, positions, labels = batch["mlm_input_ids"], batch["mlm_positions"], batch["mlm_labels"]
         states = encode(input_ids, views.attention_mask[: len(input_ids)])
-        logits = self.head(states.flatten(0, 1).index_select(0, positions), encode.word_embeddings)
-        loss = token_mean(token_cross_entropy_sum(logits, labels), len(labels))
-        correct = (logits.detach().argmax(-1) == labels).float()
-        accuracy = token_mean(correct.sum(), len(labels))
+        masked = states.flatten(0, 1).index_select(0, positions)
+        losses, correct = self.head(masked, labels, encode.word_embeddings)
+        loss, accuracy = (token_mean(each.sum(), len(labels)) for each in (losses, correct.float()))
         return {"mlm": self.config.weight * loss}, {"mlm_accuracy": accuracy}

@@ -16,7 +16,6 @@ from transformers.utils import cached_file
 from .auxiliary_head import FOLDER, AuxiliaryHead, lower_layers
 from .configuration_infocse import AuxiliaryMaskedLMConfig, InfoCSEConfig
 from .distributed import token_mean
-from .losses import token_cross_entropy_sum
 from .masked_lm import MaskedLMHead
 from .modeling_cse import CSEModel, build_backbone, load_backbone
 from .objectives import Encode, MaskingSpec, Objective, Views
@@ -135,11 +134,9 @@ class AuxiliaryMaskedLM(Objective):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.detach):
             lower_NLH = self.lower(ids_NL, mask_NL)
         states_NLH = self.head(replace_first(lower_NLH, h_NH, mask_NL), mask_NL)
-        logits_MV = self.lm_head(states_NLH.flatten(0, 1).index_select(0, positions_M))
-        loss = token_mean(token_cross_entropy_sum(logits_MV, labels_M), len(labels_M))
+        losses_M, correct_M = self.lm_head(states_NLH.flatten(0, 1).index_select(0, positions_M), labels_M)
+        loss, accuracy = (token_mean(each.sum(), len(labels_M)) for each in (losses_M, correct_M.float()))
         term = _Scale.apply(loss, weight, 1.0) if scaled else weight * loss
-        correct = (logits_MV.detach().argmax(-1) == labels_M).float().sum()
-        accuracy = token_mean(correct, len(labels_M))
         return {"aux_mlm": term}, {"aux_mlm_accuracy": accuracy, "aux_mlm_cross_entropy": loss.detach()}
 
 

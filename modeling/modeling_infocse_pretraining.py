@@ -26,8 +26,8 @@ from .base import EncoderWrapper
 from .configuration_cse import dropout_fields
 from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
 from .distributed import token_mean
+from .dropout import speed_up_dropout
 from .export import length_limit, save_tokenizer
-from .losses import token_cross_entropy_sum
 from .masked_lm import MaskedLMHead
 from .modeling_cse import build_backbone, load_backbone
 
@@ -122,6 +122,7 @@ class InfoCSEForPreTraining(EncoderWrapper):
                 model.auxiliary_head.load(name_or_path)
             else:
                 model.auxiliary_head.copy_top_layers(model.backbone)
+        speed_up_dropout(model)
         return cast("InfoCSEForPreTraining", model.eval())
 
     # Forward
@@ -137,12 +138,13 @@ class InfoCSEForPreTraining(EncoderWrapper):
         if masked_positions is None or labels is None:
             raise ValueError("InfoCSEForPreTraining needs masked_positions and labels; AutoModel loads its export")
         attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        words_VE = cast(Tensor, self.backbone.get_input_embeddings().weight)
         terms, metrics = {}, {}
         for name, states_BLH in self.states(input_ids, attention_mask).items():
-            logits_MV = self.logits(states_BLH, masked_positions)
-            terms[name] = token_mean(token_cross_entropy_sum(logits_MV, labels), len(labels))
-            correct = (logits_MV.detach().argmax(-1) == labels).float().sum()
-            metrics[f"{name}_accuracy"] = token_mean(correct, len(labels))
+            masked_MH = states_BLH.flatten(0, 1).index_select(0, masked_positions)
+            losses_M, correct_M = self.mlm_head(masked_MH, labels, words_VE)
+            terms[name] = token_mean(losses_M.sum(), len(labels))
+            metrics[f"{name}_accuracy"] = token_mean(correct_M.float().sum(), len(labels))
         loss = torch.stack(list(terms.values())).sum()
         detached = {name: term.detach() for name, term in terms.items()}
         return PretrainingOutput(loss=loss, loss_dict=detached, metrics=metrics)
@@ -157,11 +159,6 @@ class InfoCSEForPreTraining(EncoderWrapper):
         lower_BLH = output.hidden_states[self.config.split_layer]
         mixed_BLH = torch.cat([last_BLH[:, :1], lower_BLH[:, 1:]], dim=1)
         return {"mlm": last_BLH, "aux_mlm": self.auxiliary_head(mixed_BLH, attention_mask_BL)}
-
-    def logits(self, states_BLH: Tensor, positions_M: Tensor) -> Tensor:
-        """(M, V) predictions at flat positions: rows are gathered before the product with the vocabulary."""
-        words_VE = cast(Tensor, self.backbone.get_input_embeddings().weight)
-        return self.mlm_head(states_BLH.flatten(0, 1).index_select(0, positions_M), words_VE)
 
     # Export
 

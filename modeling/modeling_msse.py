@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from .configuration_msse import DimensionContrastConfig, InformationCompensationConfig, MSSEConfig
 from .distributed import sum_over_processes, token_mean
-from .losses import dimension_contrast_balanced, dimension_contrast_sum, token_cross_entropy
+from .losses import dimension_contrast_balanced, dimension_contrast_sum
 from .modeling_cse import CSEModel
 from .objectives import Encode, Objective, TargetSpec, Views
 from .sentence_decoder import SentenceDecoder
@@ -113,7 +113,7 @@ class InformationCompensation(Objective):
         words_VE = encode.word_embeddings
         queries_BKH = self.decoder.queries(ids_BK, words_VE)
         states_MH = self.decoder(queries_BKH, memory_BH, mask_BK).flatten(0, 1).index_select(0, positions_M)
-        losses_M = token_cross_entropy(self.decoder.logits(states_MH, words_VE), labels_M)
+        losses_M = self.decoder.losses(states_MH, labels_M, words_VE)
         loss = token_mean(losses_M.sum(), len(labels_M))
         labels_BK = torch.full_like(ids_BK, -100).flatten().index_copy(0, positions_M, labels_M).view_as(ids_BK)
         others = self.with_other_vectors(queries_BKH, memory_BH, mask_BK, labels_BK, words_VE)
@@ -129,9 +129,7 @@ class InformationCompensation(Objective):
         """The summed cross-entropy of the first sentences, each decoded from the vector of the one before it."""
         R = slice(GAP_SENTENCES)
         states_RKH = self.decoder(queries_BKH[R], memory_BH.roll(1, dims=0)[R], mask_BK[R])
-        return token_cross_entropy(
-            self.decoder.logits(states_RKH.flatten(0, 1), words_VE), labels_BK[R].flatten()
-        ).sum()
+        return self.decoder.losses(states_RKH.flatten(0, 1), labels_BK[R].flatten(), words_VE).sum()
 
 
 class MSSEModel(CSEModel):

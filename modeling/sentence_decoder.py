@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
+from .vocabulary_loss import vocabulary_cross_entropy
+
 
 def sinusoids(length: int, like_BKH: Tensor) -> Tensor:
     """(length, H) sines and cosines of the places (Vaswani et al. 2017, §3.5): no parameters, no limit."""
@@ -102,6 +104,6 @@ class SentenceDecoder(nn.Module):
             states_BKH = layer(states_BKH, memory_BH, allowed_B1KK)
         return states_BKH
 
-    def logits(self, states_MH: Tensor, words_VE: Tensor) -> Tensor:
-        """(M, H) states of the scored places → (M, V)."""
-        return F.linear(self.leave(self.norm(states_MH)), words_VE, self.bias)
+    def losses(self, states_MH: Tensor, labels_M: Tensor, words_VE: Tensor) -> Tensor:
+        """(M, H) states of the scored places → the cross-entropy of each label, (M,); 0 where it is −100."""
+        return vocabulary_cross_entropy(self.leave(self.norm(states_MH)), words_VE, self.bias, labels_M)[0]

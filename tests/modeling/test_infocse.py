@@ -210,7 +210,7 @@ def test_lower_layers_and_top_layers_make_up_the_encoder(family, stage1, checkpo
         torch.testing.assert_close(lower[mask.bool()], states[1][mask.bool()], rtol=1e-5, atol=1e-5)
         upper = objective.head(lower, mask)
         torch.testing.assert_close(upper[mask.bool()], states[-1][mask.bool()], rtol=1e-5, atol=1e-5)
-        logits = objective.lm_head(upper[mask.bool()])
+        logits = objective.lm_head.logits(upper[mask.bool()])
         mlm = AutoModelForMaskedLM.from_pretrained(checkpoint(family)).eval()(**batch).logits
         torch.testing.assert_close(logits, mlm[mask.bool()], rtol=1e-4, atol=1e-4)
 

@@ -98,7 +98,7 @@ def test_head_is_copied_from_the_checkpoint(family, checkpoint, caplog):
     head = model.objectives["mlm"].head
     states = torch.randn(5, 16)
     with torch.no_grad():
-        ours = head(states, model.backbone.get_input_embeddings().weight)
+        ours = head.logits(states, model.backbone.get_input_embeddings().weight)
         setattr(plain, plain.base_model_prefix, copy.deepcopy(getattr(head.model, plain.base_model_prefix)))
         torch.testing.assert_close(ours, plain(inputs_embeds=states[None]).logits[0])
 

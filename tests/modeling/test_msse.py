@@ -252,9 +252,9 @@ def test_the_targets_are_the_sentences_own_words(checkpoint, batch_of, tokenizer
 
 def test_only_the_targets_meet_the_vocabulary(checkpoint, batch_of, monkeypatch):
     model = MSSEModel.from_backbone(checkpoint("bert")).train()
-    batch, rows, own = batch_of(model), [], model.objectives["icm"].decoder.logits
+    batch, rows, own = batch_of(model), [], model.objectives["icm"].decoder.losses
     monkeypatch.setattr(
-        model.objectives["icm"].decoder, "logits", lambda x, w: rows.append((len(x), x.requires_grad)) or own(x, w)
+        model.objectives["icm"].decoder, "losses", lambda x, *y: rows.append((len(x), x.requires_grad)) or own(x, *y)
     )
     model(**batch)
     assert rows[0] == (len(batch["icm_labels"]), True)
