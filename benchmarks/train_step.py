@@ -1,4 +1,4 @@
-"""Time and peak memory of one optimiser step of every method, relative to the first one, SimCSE.
+"""Time and peak memory of one optimiser step of every method, relative to SimCSE, or of csekit and its peers.
 
     python benchmarks/train_step.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --precision bf16 --output results/costs/bert-base-uncased-cpu-bf16.json
@@ -9,7 +9,8 @@ what slows the machine down for a while slows all of them, and a ratio is the me
 a machine with nothing else to do. `python -m csekit.evaluation.tables` makes the table `costs/NAME` of the file
 `results/costs/NAME.json`.
 
-What is measured stands in `methods.yaml`; a peer is one more entry of `builders`.
+What is measured stands in `methods.yaml`; `--rows benchmarks/peers.yaml` compares with sentence-transformers and with
+naive forms of the steps, for the table `speed/NAME` of `results/speed/NAME.json`.
 """
 
 import argparse
@@ -20,12 +21,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import peers
 import torch
 import yaml
 from transformers import AutoTokenizer
@@ -78,17 +80,30 @@ def csekit_step(setting: Setting, method: str, fields: dict[str, Any]) -> Step:
     return step
 
 
-def builders(names: list[str] | None) -> dict[str, tuple[str, Callable[[Setting], Step]]]:
-    """Title and builder of what is measured, by name; a builder can be sent to another process.
+@dataclass(frozen=True)
+class Row:
+    """What is measured: its builder, which can be sent to another process, the row that its time is related to (None:
+    the first), and its own precision, if any."""
+
+    title: str
+    build: Callable[[Setting], Step]
+    against: str | None = None
+    precision: str | None = None
+
+
+def read_rows(path: Path, names: list[str] | None) -> dict[str, Row]:
+    """The rows of a YAML file by name.
 
     Raises:
         ValueError: an unknown name.
     """
-    found: dict[str, tuple[str, Callable[[Setting], Step]]] = {}
-    for name, given in yaml.safe_load(METHODS_FILE.read_text(encoding="utf-8")).items():
+    found: dict[str, Row] = {}
+    for name, given in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         fields = dict(given)
-        title, method = fields.pop("title"), fields.pop("method")
-        found[name] = title, partial(csekit_step, method=method, fields=fields)
+        own = {key: fields.pop(key, None) for key in ("title", "step", "against", "precision")}
+        method = {"method": fields.pop("method"), "fields": fields} if "method" in fields else {}
+        step = csekit_step if own["step"] is None else getattr(peers, own["step"])
+        found[name] = Row(own["title"], partial(step, **method), own["against"], own["precision"])
     if unknown := sorted(set(names or []) - set(found)):
         raise ValueError(f"methods must be among {', '.join(found)}, got {unknown[0]!r}")
     return {name: found[name] for name in names or found}
@@ -147,20 +162,27 @@ class Worker:
             raise SystemExit(f"error: {self.title} failed, see above") from None
 
 
-def measure(workers: dict[str, Worker], batches: list[list[dict[str, Any]]], warmup: int) -> list[dict[str, Any]]:
-    """Every method over the batches in turn, the first ``warmup`` rounds not counted."""
+def measure(
+    workers: dict[str, Worker], batches: list[list[dict[str, Any]]], warmup: int, against: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Every method over the batches in turn, the first ``warmup`` rounds not counted; ratios to the first row, or the
+    one that ``against`` names."""
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for number, rows in enumerate(batches):
         taken = {name: worker.ask(rows) for name, worker in workers.items()}
         for name, value in taken.items() if number >= warmup else ():
             seconds[name].append(value)
-    first = next(iter(seconds.values()))
+    first = next(iter(seconds))
+    bases = {name: (against or {}).get(name, first) for name in workers}
     return [
         {
             "name": name,
             "title": worker.title,
             "seconds": statistics.median(seconds[name]),
-            "time_ratio": statistics.median(own / base for own, base in zip(seconds[name], first, strict=True)),
+            "against": bases[name],
+            "time_ratio": statistics.median(
+                own / base for own, base in zip(seconds[name], seconds[bases[name]], strict=True)
+            ),
             "memory": worker.ask(None),
             "all_seconds": seconds[name],
         }
@@ -187,7 +209,8 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint, a masked LM")
     parser.add_argument("--train_file", required=True, help="sentences, one a line")
     parser.add_argument("--output", type=Path, required=True, help="results/costs/NAME.json")
-    parser.add_argument("--methods", nargs="+", help="of methods.yaml; the first is the one to compare with")
+    parser.add_argument("--rows", type=Path, default=METHODS_FILE, help="YAML file of what is measured")
+    parser.add_argument("--methods", nargs="+", help="some of its rows; the first is the one to compare with")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--batch_size", type=int, default=64)
@@ -206,12 +229,16 @@ def main(argv: list[str] | None = None) -> None:
     args = read_arguments(argv)
     setting = Setting(args.model_name_or_path, args.device, args.precision, args.max_seq_length, args.threads)
     try:
-        chosen = builders(args.methods)
+        chosen = read_rows(args.rows, args.methods)
         corpus, batches = read_batches(args.train_file, args.batch_size, args.warmup + args.repetitions)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
-    workers = {name: Worker(title, setting, build) for name, (title, build) in chosen.items()}
-    rows = measure(workers, batches, args.warmup)
+    workers = {
+        name: Worker(row.title, replace(setting, precision=row.precision or setting.precision), row.build)
+        for name, row in chosen.items()
+    }
+    against = {name: row.against for name, row in chosen.items() if row.against in chosen}
+    rows = measure(workers, batches, args.warmup, against)
     print(f"{'':32}{'ms a step':>10}{'ratio':>8}{'MiB':>9}{'ratio':>8}")
     for row in rows:
         memory = f"{row['memory'] / 2**20:>9.0f}{row['memory'] / max(rows[0]['memory'], 1):>8.2f}"

@@ -35,6 +35,8 @@ def masked_lm(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
     def load(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
         assert spec is not None and spec.loader is not None
