@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from csekit.evaluation.results import environment as environment
     from csekit.evaluation.results import read_results as read_results
     from csekit.evaluation.results import write_results as write_results
+    from csekit.evaluation.search import top_k as top_k
     from csekit.evaluation.sts import STSScores as STSScores
     from csekit.evaluation.sts import evaluate_pairs as evaluate_pairs
     from csekit.evaluation.sts import evaluate_sts as evaluate_sts
@@ -36,6 +37,7 @@ _PUBLIC = {
     "metric": ("STSSpearman",),
     "pairs": ("Pairs", "read_pairs"),
     "results": ("checksum", "environment", "read_results", "write_results"),
+    "search": ("top_k",),
     "sts": ("STSScores", "evaluate_pairs", "evaluate_sts"),
     "sts_data": ("load_sts", "load_sts_hub", "load_stsb_dev"),
 }
