@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from csekit.evaluation.geometry import uniformity as uniformity
     from csekit.evaluation.loading import load_encoder as load_encoder
     from csekit.evaluation.metric import STSSpearman as STSSpearman
+    from csekit.evaluation.neighbors import Neighbor as Neighbor
+    from csekit.evaluation.neighbors import QueryNeighbors as QueryNeighbors
+    from csekit.evaluation.neighbors import nearest_neighbors as nearest_neighbors
     from csekit.evaluation.pairs import Pairs as Pairs
     from csekit.evaluation.pairs import read_pairs as read_pairs
     from csekit.evaluation.results import checksum as checksum
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from csekit.evaluation.results import read_results as read_results
     from csekit.evaluation.results import write_results as write_results
     from csekit.evaluation.search import top_k as top_k
+    from csekit.evaluation.sentences import draw_sentences as draw_sentences
+    from csekit.evaluation.sentences import read_sentences as read_sentences
     from csekit.evaluation.sts import STSScores as STSScores
     from csekit.evaluation.sts import evaluate_pairs as evaluate_pairs
     from csekit.evaluation.sts import evaluate_sts as evaluate_sts
@@ -35,9 +40,11 @@ _PUBLIC = {
     "geometry": ("alignment", "effective_rank", "label_free_criteria", "mean_cosine", "uniformity"),
     "loading": ("load_encoder",),
     "metric": ("STSSpearman",),
+    "neighbors": ("Neighbor", "QueryNeighbors", "nearest_neighbors"),
     "pairs": ("Pairs", "read_pairs"),
     "results": ("checksum", "environment", "read_results", "write_results"),
     "search": ("top_k",),
+    "sentences": ("draw_sentences", "read_sentences"),
     "sts": ("STSScores", "evaluate_pairs", "evaluate_sts"),
     "sts_data": ("load_sts", "load_sts_hub", "load_stsb_dev"),
 }

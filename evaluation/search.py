@@ -37,7 +37,7 @@ def top_k(
 
     Memory beside the two arrays: one block of the corpus (b·H·4 bytes), its scores (q·b·4), the queries (Q·H·4), the
     candidates (Q·(k+32)·12) and temporaries of at most 128 MiB. For a corpus of 1,000,000 × 768 and 1,000 queries with
-    the defaults that is 50 + 34 + 3 + 1 MB and the temporaries: under 0.25 GB. The corpus itself (3.1 GB) may be a
+    the defaults that is 50 + 34 + 3 + 1 MB and the temporaries: under 0.3 GB. The corpus itself (3.1 GB) may be a
     ``numpy.memmap``, also in half precision; it is read a block at a time.
 
     Arguments:

@@ -9,10 +9,12 @@ import csekit
 
 from .compare import compare
 from .evaluate import evaluate
+from .neighbors import neighbors
 
 main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 main.command("eval")(evaluate)
 main.command("compare")(compare)
+main.command("neighbors")(neighbors)
 
 
 def _version(value: bool) -> None:
