@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from csekit.evaluation.geometry import label_free_criteria as label_free_criteria
     from csekit.evaluation.geometry import mean_cosine as mean_cosine
     from csekit.evaluation.geometry import uniformity as uniformity
+    from csekit.evaluation.labelling import draw_pairs as draw_pairs
     from csekit.evaluation.loading import load_encoder as load_encoder
     from csekit.evaluation.metric import STSSpearman as STSSpearman
     from csekit.evaluation.neighbors import Neighbor as Neighbor
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from csekit.evaluation.results import environment as environment
     from csekit.evaluation.results import read_results as read_results
     from csekit.evaluation.results import write_results as write_results
+    from csekit.evaluation.score_file import ScoreFile as ScoreFile
     from csekit.evaluation.search import top_k as top_k
     from csekit.evaluation.sentences import draw_sentences as draw_sentences
     from csekit.evaluation.sentences import read_sentences as read_sentences
@@ -38,11 +40,13 @@ _PUBLIC = {
     "compare": ("Difference", "compare_runs"),
     "encoding": ("TextEncoder", "encode"),
     "geometry": ("alignment", "effective_rank", "label_free_criteria", "mean_cosine", "uniformity"),
+    "labelling": ("draw_pairs",),
     "loading": ("load_encoder",),
     "metric": ("STSSpearman",),
     "neighbors": ("Neighbor", "QueryNeighbors", "nearest_neighbors"),
     "pairs": ("Pairs", "read_pairs"),
     "results": ("checksum", "environment", "read_results", "write_results"),
+    "score_file": ("ScoreFile",),
     "search": ("top_k",),
     "sentences": ("draw_sentences", "read_sentences"),
     "sts": ("STSScores", "evaluate_pairs", "evaluate_sts"),

@@ -79,7 +79,9 @@ def nearest_neighbors(
             exclude=exclude,
         )
         rows_found = zip(index, scores.tolist(), strict=True)
-        sides.append([tuple(Neighbor(sentences[j], value) for j, value in zip(*row, strict=True)) for row in rows_found])
+        sides.append(
+            [tuple(Neighbor(sentences[j], value) for j, value in zip(*row, strict=True)) for row in rows_found]
+        )
     return [QueryNeighbors(query, tuple(found)) for query, *found in zip(asked, *sides, strict=True)]
 
 

@@ -199,4 +199,6 @@ def _check(
     if exclude is not None and np.shape(exclude) != (len(queries),):
         raise ValueError(f"exclude must hold one index for each of {len(queries)} queries, got {np.shape(exclude)}")
     if exclude is not None and len(exclude) and not -1 <= np.min(exclude) <= np.max(exclude) < len(corpus):
-        raise ValueError(f"exclude must hold indices below {len(corpus)}, or -1, got {np.min(exclude)}…{np.max(exclude)}")
+        raise ValueError(
+            f"exclude must hold indices below {len(corpus)}, or -1, got {np.min(exclude)}…{np.max(exclude)}"
+        )

@@ -32,9 +32,7 @@ def test_equals_the_loops(block_size: int, query_block: int) -> None:
     queries, corpus = rng.normal(size=(7, 16)).astype(np.float32), rng.normal(size=(150, 16)).astype(np.float32)
     exclude = np.array([3, -1, 149, 0, 64, 63, -1])
     for excluded in (None, exclude):
-        scores, index = top_k(
-            queries, corpus, 5, block_size=block_size, query_block=query_block, exclude=excluded
-        )
+        scores, index = top_k(queries, corpus, 5, block_size=block_size, query_block=query_block, exclude=excluded)
         expected, order = naive(queries, corpus, 5, excluded)
         assert index.tolist() == order and index.dtype == np.int64
         np.testing.assert_allclose(scores, expected, atol=1e-12)
@@ -118,7 +116,10 @@ def test_zero_vectors_and_short_corpora() -> None:
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"queries_QH": np.ones((2, 3))}, r"got \(2, 3\) and \(5, 4\)"),
         ({"corpus_NH": np.ones((0, 4))}, "at least 1 rows, got 0"),
-        ({"corpus_NH": np.array([[1.0] * 4, [np.nan] * 4])}, "corpus must be finite, got a value that is not in row 1"),
+        (
+            {"corpus_NH": np.array([[1.0] * 4, [np.nan] * 4])},
+            "corpus must be finite, got a value that is not in row 1",
+        ),
         ({"exclude": np.array([0])}, "one index for each of 2 queries"),
         ({"exclude": np.array([0, 5])}, "indices below 5"),
     ],

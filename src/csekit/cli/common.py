@@ -39,7 +39,9 @@ def quiet_transformers() -> None:
 def model_labels(paths: Sequence[str]) -> list[str]:
     """The shortest ends of the paths that tell them apart; ``seed=42`` alone names no run, so its folder comes along.
     The same path twice gets numbers."""
-    parts = [[part for part in path.replace("\\", "/").split("/") if part not in ("", ".")] or [path] for path in paths]
+    parts = [
+        [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")] or [path] for path in paths
+    ]
     different = len({tuple(part) for part in parts})
     for depth in range(1, max(map(len, parts)) + 1):
         labels = ["/".join(part[-max(depth, 2 if "=" in part[-1] else 1) :]) for part in parts]
