@@ -80,7 +80,7 @@ class ScoreFile:
         for name, value in origin.items():
             if begun.get(name) != value:
                 raise ValueError(
-                    f"{path}: begun with {name} {begun.get(name)!r}, got {value!r}; give that one, or choose another name"
+                    f"{path}: begun with {name} {begun.get(name)!r}, got {value!r}; give that one or another --output"
                 )
         file = cls(path, pairs, [None] * len(pairs), begun)
         file._read()

@@ -1,10 +1,11 @@
-"""Exact nearest neighbours by cosine: in blocks, in bounded memory, the same answer whatever the blocks and the device.
+"""Exact nearest neighbours by cosine: in blocks, in bounded memory, the same answer whatever the blocks and device.
 
 A matrix product in single precision proposes more candidates than are asked for, double precision orders them. Where
 the candidates cannot be told to be enough (many near-equal scores), the query is searched once more, keeping all that
 could belong to the answer.
 
-Shape suffixes: Q queries, N corpus rows, H embedding size, q and b rows of a block of each, c candidates, k neighbours.
+Shape suffixes: Q queries, N corpus rows, H embedding size, q and b rows of a block of them, c candidates, k
+neighbours.
 """
 
 from collections.abc import Iterator

@@ -35,7 +35,7 @@ def label(
     with one_line_errors():
         if output.suffix != ".tsv":
             raise ValueError(f"--output must end in .tsv, got {output.name!r}")
-        from csekit.evaluation import ScoreFile, draw_pairs, load_encoder, read_sentences
+        from csekit.evaluation import ScoreFile, read_sentences
         from csekit.evaluation.score_file import corpus_digest
 
         sentences = read_sentences(corpus, least=3)
@@ -50,6 +50,8 @@ def label(
         file = ScoreFile.resume(output, origin)
         if file is None:
             quiet_transformers()
+            from csekit.evaluation import draw_pairs, load_encoder
+
             encoder = load_encoder(model, pooling=pooling, max_length=max_length, device=device, batch_size=batch_size)
             drawn = draw_pairs(encoder, sentences, pairs, seed=seed, pool=pool, progress=progress)
             file = ScoreFile.begin(output, drawn, origin)
