@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from csekit.evaluation.neighbors import nearest_neighbors as nearest_neighbors
     from csekit.evaluation.pairs import Pairs as Pairs
     from csekit.evaluation.pairs import read_pairs as read_pairs
+    from csekit.evaluation.papers import PaperRow as PaperRow
+    from csekit.evaluation.papers import paper_table as paper_table
+    from csekit.evaluation.report import SearchData as SearchData
+    from csekit.evaluation.report import build_report as build_report
+    from csekit.evaluation.report import write_report as write_report
+    from csekit.evaluation.report_runs import ReportRun as ReportRun
+    from csekit.evaluation.report_runs import read_run as read_run
     from csekit.evaluation.results import checksum as checksum
     from csekit.evaluation.results import environment as environment
     from csekit.evaluation.results import read_results as read_results
@@ -45,6 +52,9 @@ _PUBLIC = {
     "metric": ("STSSpearman",),
     "neighbors": ("Neighbor", "QueryNeighbors", "nearest_neighbors"),
     "pairs": ("Pairs", "read_pairs"),
+    "papers": ("PaperRow", "paper_table"),
+    "report": ("SearchData", "build_report", "write_report"),
+    "report_runs": ("ReportRun", "read_run"),
     "results": ("checksum", "environment", "read_results", "write_results"),
     "score_file": ("ScoreFile",),
     "search": ("top_k",),
