@@ -69,13 +69,15 @@ def rows_beside(name: str, methods: Iterable[str | None], backbones: Iterable[st
             fits = paper in sources and (row.method in methods or row.method == "simcse")
         else:
             fits = row.method in ("simcse", "untrained")
-        same = any((other.method, other.backbone, other.scores) == (row.method, row.backbone, row.scores) for other in found)
+        same = any(
+            (other.method, other.backbone, other.scores) == (row.method, row.backbone, row.scores) for other in found
+        )
         if fits and row.backbone.lower() in wanted and not same:
             found.append(row)
     return found
 
 
 def _backbone(name: str | None) -> str:
-    """``bert-base`` for bert-base-uncased, ``roberta-large`` for FacebookAI/roberta-large; the name itself otherwise."""
+    """``bert-base`` for bert-base-uncased, ``roberta-large`` for FacebookAI/roberta-large."""
     words = (name or "").lower().rpartition("/")[2].split("-")
     return "-".join(words[:2])

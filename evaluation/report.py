@@ -115,21 +115,18 @@ def build_report(
     if not labels or len(set(labels)) < len(labels):
         raise ValueError(f"runs must be one or more with different labels, got {labels}")
     css, js = ((_TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    policy = f"default-src 'none'; img-src data:; style-src {_hash(css)}; script-src {_hash(js)}"
-    page = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
-    ).get_template("report.html")
+    templates = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined)
     tables, no_tables = score_tables(runs)
     charts, diagnostics = _charts(runs)
     without = [label for label in labels if search is not None and label not in search.embeddings]
     no_search = [f"{label}: no encoder here, so no neighbours." for label in without] if search is not None else [note]
-    return page.render(
+    return templates.get_template("report.html").render(
         title=title,
-        policy=policy,
+        policy=f"default-src 'none'; img-src data:; style-src {_hash(css)}; script-src {_hash(js)}",
         css=Markup(css),
         js=Markup(js),
         version=csekit.__version__,
-        runs=[{"label": run.label, "index": i, "facts": _facts(run), "missing": run.missing} for i, run in enumerate(runs)],
+        runs=[_card(run, i) for i, run in enumerate(runs)],
         swatch=lambda run: Markup(_swatch(run["index"])),
         tables=tables,
         no_tables=no_tables,
@@ -137,9 +134,9 @@ def build_report(
         diagnostics=[{**chart, "svg": Markup(chart["svg"])} for chart in diagnostics],
         search=_search(search, labels, Markup) if search is not None and search.embeddings else None,
         no_search=no_search,
-        figures=[{"uri": _data_uri(path), "caption": path.stem.replace("_", " ").replace("-", " ")} for path in figures],
+        figures=[_figure(path) for path in figures],
         settings=settings_tables(runs),
-    )  # fmt: skip
+    )
 
 
 def write_report(path: str | Path, page: str, max_megabytes: float = 20.0) -> Path:
@@ -152,8 +149,8 @@ def write_report(path: str | Path, page: str, max_megabytes: float = 20.0) -> Pa
     check_page_name(path)
     if len(data) > max_megabytes * 1e6:
         raise ValueError(
-            f"{path.name} would take {len(data) / 1e6:.1f} MB, more than --max_megabytes {max_megabytes:g}: give fewer "
-            "--sentences, runs or figures, or raise it"
+            f"{path.name} would take {len(data) / 1e6:.1f} MB, more than --max_megabytes {max_megabytes:g}: give "
+            "fewer --sentences, runs or figures, or raise it"
         )
     _write_atomically(path, data)
     return path
@@ -169,16 +166,22 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}'"
 
 
-def _data_uri(path: Path) -> str:
-    return f"data:{_IMAGES[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+def _card(run: ReportRun, i: int) -> dict[str, Any]:
+    return {"label": run.label, "index": i, "facts": _facts(run), "missing": run.missing}
+
+
+def _figure(path: Path) -> dict[str, str]:
+    data = base64.b64encode(path.read_bytes()).decode()
+    caption = path.stem.replace("_", " ").replace("-", " ")
+    return {"uri": f"data:{_IMAGES[path.suffix]};base64,{data}", "caption": caption}
 
 
 def _swatch(i: int) -> str:
     colour, dash = style(i)
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     return (
-        f'<svg class="swatch" data-run="{i}" viewBox="0 0 30 12" aria-hidden="true"><line x1="0" x2="30" y1="6" y2="6" '
-        f'stroke="{colour}" stroke-width="4"{dashes}/></svg>'
+        f'<svg class="swatch" data-run="{i}" viewBox="0 0 30 12" aria-hidden="true">'
+        f'<line x1="0" x2="30" y1="6" y2="6" stroke="{colour}" stroke-width="4"{dashes}/></svg>'
     )
 
 
@@ -231,18 +234,22 @@ def _charts(runs: Sequence[ReportRun]) -> tuple[list[dict[str, Any]], list[dict[
 
     def chart(kind: str, name: str, title: str, y_label: str, marks: Mapping[str, float] | None) -> dict[str, Any]:
         lines = {run.label: points for run in runs if (points := getattr(run, kind).get(name))}
-        return {"title": title, "svg": line_chart(lines, styles, y_label, marks)}
+        log = kind == "losses" or name == "grad_norm"
+        return {"title": title, "svg": line_chart(lines, styles, title, y_label, marks, may_be_log=log)}
 
     def names(kind: str) -> list[str]:
         return sorted({name for run in runs for name in getattr(run, kind)})
 
     main = []
+    several = any(len(run.losses) > 2 for run in runs)  # the sum of one term is that term
     for name in names("losses"):
+        if name == "loss" and not several and names("losses") != ["loss"]:
+            continue
         title = "Loss, all terms" if name == "loss" else f"Loss: {name.removeprefix('loss/')}"
         main.append(chart("losses", name, title, "weighted loss", None))
     order = list(_DEV_LABELS)
     for name in sorted(names("dev"), key=lambda name: order.index(name) if name in order else len(order)):
         title, y_label = _DEV_LABELS.get(name, (f"Dev: {name}", name))
         main.append(chart("dev", name, title, y_label, kept))
-    other = [chart("diagnostics", name, name, name.rpartition("/")[2], None) for name in names("diagnostics")]
+    other = [chart("diagnostics", name, name, "", None) for name in names("diagnostics")]
     return [c for c in main if c["svg"]], [c for c in other if c["svg"]]

@@ -9,7 +9,7 @@ COLOURS = ("#0072b2", "#d55e00", "#007a5e", "#a8467f", "#5b5b5b", "#8a6d00", "#2
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 
 _WIDTH, _HEIGHT = 400, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 12, 40
 
 
 def style(i: int) -> tuple[str, str]:
@@ -20,37 +20,44 @@ def style(i: int) -> tuple[str, str]:
 def line_chart(
     series: Mapping[str, Sequence[tuple[float, float]]],
     styles: Mapping[str, tuple[str, str]],
-    y_label: str,
+    title: str,
+    y_label: str = "",
     marks: Mapping[str, float] | None = None,
+    may_be_log: bool = False,
 ) -> str:
     """An SVG element with a line a series over training steps.
 
     Arguments:
         series: name to (step, value); values that are not finite break the line.
         styles: name to (colour, dash).
-        y_label: what the values are, with their unit.
+        title: for those who hear the page.
+        y_label: what the values are, with their unit; nothing where the title says it.
         marks: name to a step that gets a ring (the checkpoint that was kept).
+        may_be_log: make the vertical axis logarithmic, and say so, where all values are positive and span more than
+            a factor of 50.
 
-    A vertical axis with positive values over more than a factor of 50 is logarithmic, and says so.
+    Returns:
+        the element, or nothing where no value is finite.
     """
     points = [p for line in series.values() for p in line if math.isfinite(p[1])]
     if not points:
         return ""
     values = [value for _, value in points]
-    log = min(values) > 0 and max(values) / min(values) > 50
+    log = may_be_log and min(values) > 0 and max(values) / min(values) > 50
     if log:
         ticks = _decades(min(values), max(values))
     else:
         ticks = nice_ticks(min(values), max(values))
-    steps = nice_ticks(0, max(step for step, _ in points), 5)
-    x = _Scale(0, max(steps[-1], max(step for step, _ in points)), _LEFT, _WIDTH - _RIGHT, False)
+    last = max(step for step, _ in points) or 1
+    steps = [tick for tick in nice_ticks(0, last, 5) if tick <= last]
+    x = _Scale(0, last, _LEFT, _WIDTH - _RIGHT, False)
     low, high = min(ticks[0], min(values)), max(ticks[-1], max(values))
     y = _Scale(low, high, _HEIGHT - _BOTTOM, _TOP, log)
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(y_label)} over training steps: '
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)} over training steps: '
         f'{escape(", ".join(series))}">'
     ]
-    parts += _axes(ticks, steps, x, y, y_label + (" (log scale)" if log else ""))
+    parts += _axes(ticks, steps, x, y, f"{y_label} (log scale)".lstrip() if log else y_label)
     for name, line in series.items():
         parts += _line(name, line, styles[name], x, y, (marks or {}).get(name))
     return "".join([*parts, "</svg>"])
@@ -65,9 +72,13 @@ def _axes(ticks: Sequence[float], steps: Sequence[float], x: "_Scale", y: "_Scal
     for step in steps:
         at = f"{x(step):.1f}"
         anchor = "end" if x(step) > _WIDTH - _RIGHT - 12 else "middle"
-        parts.append(f'<text x="{at}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="{anchor}">{number(step, steps)}</text>')
+        parts.append(
+            f'<text x="{at}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="{anchor}">{number(step, steps)}</text>'
+        )
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
-    parts.append(f'<text class="axis" x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">step</text>')
+    parts.append(
+        f'<text class="axis" x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">step</text>'
+    )
     parts.append(
         f'<text class="axis" x="12" y="{middle}" text-anchor="middle" transform="rotate(-90 12 {middle})">'
         f"{escape(y_label)}</text>"
@@ -129,8 +140,8 @@ class _Scale:
 def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """At most ``most`` + 1 round numbers that reach from at most ``low`` to at least ``high``."""
     if high <= low:
-        margin = abs(low) * 0.1 or 1.0
-        low, high = low - margin, high + margin
+        margin = abs(low) * 0.1
+        low, high = (low - margin, high + margin) if margin else (0.0, 1.0)
     raw = (high - low) / (most - 1)
     power = 10.0 ** math.floor(math.log10(raw))
     width = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
@@ -145,14 +156,19 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def number(value: float, ticks: Sequence[float]) -> str:
-    """A tick's label: as many decimals as the ticks need, powers of ten where they are very small or large."""
-    if value == 0 or abs(value) < 1e-12:
+    """A tick's label: decimals as they are needed, powers of ten where the ticks are very small, large, or both."""
+    sizes = [abs(tick) for tick in ticks if abs(tick) > 1e-12]
+    if abs(value) < 1e-12:
         return "0"
-    size = max(abs(tick) for tick in ticks)
-    if size < 1e-3 or size >= 1e6 or abs(value) < 1e-4:
-        mantissa, exponent = f"{value:.1e}".split("e")
+    if (
+        max(sizes) < 1e-3
+        or max(sizes) >= 1e5
+        or min(sizes) < 1e-4
+        or (min(sizes) < 1e-2 and max(sizes) > 50 * min(sizes))
+    ):
+        mantissa, exponent = f"{abs(value):.1e}".split("e")
         shown = mantissa.removesuffix(".0")
-        power = f"10<tspan dy='-5' font-size='9'>{int(exponent)}</tspan>"
-        return power if shown == "1" else f"{shown}·{power}"
-    text = f"{value:.6f}".rstrip("0").rstrip(".")
-    return text.replace("-", "−")
+        raised = str(int(exponent)).replace("-", "−")
+        power = f'10<tspan dy="-5" font-size="9">{raised}</tspan>'
+        return ("−" if value < 0 else "") + (power if shown == "1" else f"{shown}·{power}")
+    return f"{value:.6f}".rstrip("0").rstrip(".").replace("-", "−")

@@ -108,8 +108,6 @@ def _gathered(label: str, folder: Path | None, content: Mapping[str, Any], missi
     log = content.get("log") or []
     curves = _curves(log)
     losses = {name: points for name, points in curves.items() if name == "loss" or name.startswith("loss/")}
-    if len(losses) == 2:  # the sum of one term is that term
-        losses.pop("loss", None)
     held = content.get("dev") or content.get("heldout") or {}
     before = {"step": 0, **(held.get("before") or {})}
     dev = _curves([before, *(held.get("history") or [])], without=("value", "runtime"))
@@ -119,7 +117,7 @@ def _gathered(label: str, folder: Path | None, content: Mapping[str, Any], missi
         missing.append("no STS scores")
     if folder is None:
         missing.append("no encoder, so no nearest neighbours")
-    other = {name: points for name, points in curves.items() if name not in losses and name != "loss"}
+    other = {name: points for name, points in curves.items() if name not in losses}
     return ReportRun(label, folder, content, losses, dev, other, tuple(missing))
 
 

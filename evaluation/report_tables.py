@@ -16,16 +16,11 @@ Scores = Mapping[str, float | None]
 def score_tables(runs: Sequence[ReportRun]) -> tuple[list[dict[str, Any]], list[str]]:
     """Tables as the template takes them, and a sentence for each kind of score that no run has."""
     tables, absent = [], []
-    for title, make, how in (
-        ("STS", _sts, "csekit eval MODEL --output RUN/sts.json"),
-        ("Transfer", _transfer, "results with the section 'transfer'"),
-        ("Retrieval", _retrieval, "results with the section 'retrieval'"),
-        ("Geometry", _geometry, "results with the section 'geometry'"),
-    ):
+    for kind, make in (("STS", _sts), ("transfer", _transfer), ("retrieval", _retrieval), ("geometry", _geometry)):
         found = make(runs)
         tables += found
         if not found:
-            absent.append(f"{title}: no run has such scores ({how} in its folder would show here).")
+            absent.append(f"No run has {kind} scores; a results file with them in its folder would show here.")
     for table in tables:
         without = [run.label for run in runs if run.label not in {row["label"] for row in table["rows"]}]
         if without:
@@ -138,9 +133,7 @@ def _retrieval_papers(name: str, runs: Sequence[ReportRun]) -> list[PaperRow]:
         return [row for row in paper_table("stsb_retrieval") if row.source.startswith(asked_by[name])]
     column = name.lower()
     base = [row for row in paper_table("beir") if column in row.scores and row.backbone == "BERT-base"]
-    return [
-        PaperRow(row.source, row.backbone, row.method, row.label, {"ndcg@10": row.scores[column]}) for row in base
-    ]
+    return [PaperRow(row.source, row.backbone, row.method, row.label, {"ndcg@10": row.scores[column]}) for row in base]
 
 
 def _geometry(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
@@ -161,7 +154,10 @@ def settings_tables(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
     """What the runs were made with, a row a field; rows in which the runs differ are marked."""
     tables = []
     for title, sections in (
-        ("Model and training", ("method", "backbone", "seed", "corpus", "positives", "config", "arguments", "seconds")),
+        (
+            "Model and training",
+            ("method", "backbone", "seed", "corpus", "positives", "config", "arguments", "seconds"),
+        ),
         ("Environment", ("environment",)),
     ):
         flat = [_flat({name: run.content.get(name) for name in sections}) for run in runs]
@@ -195,4 +191,6 @@ def _shown(value: Any) -> str:
         return "; ".join(_shown(item) for item in value) or "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_shown(item)}" for name, item in value.items())
+    if isinstance(value, str) and len(value) >= 40 and all(sign in "0123456789abcdef" for sign in value):
+        return value[:12] + "…"  # a checksum or a commit
     return str(value)
