@@ -75,8 +75,9 @@ def _sts(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
                 continue
             found: dict[str, float | None] = {name: task["all"] for name, task in scores["tasks"].items()}
             dev = run.content.get("dev") or {}
-            if kind == "ours" and dev.get("metric") == "stsb_spearman":
-                found["STS-B dev"] = dev.get("best")
+            at_end = (dev.get("after") or {}).get("stsb_spearman")
+            if kind == "ours" and (at_end is not None or dev.get("metric") == "stsb_spearman"):
+                found["STS-B dev"] = dev.get("best") if at_end is None else at_end
             rows.append((label, kind, {**found, "Avg": scores.get("avg")}))
     if not rows:
         return []
@@ -101,7 +102,8 @@ def _transfer(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
         return []
     names = dict.fromkeys(name for _, _, scores in rows for name in scores)
     head = [name for name in (*_TRANSFER, "Avg") if name in names]
-    caption = "Accuracy × 100 of a logistic regression on the frozen embeddings."
+    modes = {str(scores["mode"]) for run in runs if (scores := run.content.get("transfer")) and "mode" in scores}
+    caption = f"Accuracy × 100 of a logistic regression on the frozen embeddings, {' and '.join(sorted(modes))} mode."
     return [_table("table-transfer", "Transfer", caption, head, rows, _papers("transfer", runs))]
 
 

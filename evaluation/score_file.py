@@ -51,9 +51,9 @@ class ScoreFile:
         Raises:
             FileExistsError: there is such a file.
         """
-        for file in (Path(path), cls.beside(path)):
-            if file.exists():
-                raise FileExistsError(f"{file}: exists already; choose another name or delete it")
+        for old in (Path(path), cls.beside(path)):
+            if old.exists():
+                raise FileExistsError(f"{old}: exists already; choose another name or delete it")
         file = cls(path, pairs, [None] * len(pairs), origin)
         content = {"origin": file.origin, "pairs": file.pairs}
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"

@@ -132,7 +132,7 @@ def page_file(tmp_path: Path) -> tuple[Path, list[str], dict[str, np.ndarray]]:
 
 @pytest.fixture
 def opened(browser: Any, page_file: tuple[Path, Any, Any]) -> Iterator[Any]:
-    """The page, opened at 1280 pixels with the network off; at the end nothing was asked for and nothing complained."""
+    """The page, opened at 1280 pixels with the network off; at the end nothing was asked for, nothing complained."""
     complaints: list[str] = []
     requests: list[str] = []
     context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)

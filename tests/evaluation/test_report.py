@@ -78,7 +78,7 @@ class _Texts(HTMLParser):
 
 def test_a_run_with_everything(tmp_path: Path) -> None:
     retrieval = {"scifact": {"metrics": {"ndcg@10": 12.5}, "queries": 300, "documents": 5183}}
-    transfer = {"tasks": {"MR": {"accuracy": 70.25}, "CR": 80.0}, "avg": 75.125}
+    transfer = {"tasks": {"MR": {"accuracy": 70.25}, "CR": 80.0}, "avg": 75.125, "mode": "test"}
     path = folder_of(tmp_path / "a", RESULTS, other={"transfer": transfer, "retrieval": retrieval, "test": {"no": 1}})
     run = read_run(path, "ours")
     assert set(run.losses) == {"loss", "loss/contrastive", "loss/reconstruction"} and run.missing == ()
@@ -88,6 +88,7 @@ def test_a_run_with_everything(tmp_path: Path) -> None:
     rows = {row[0]: row[1:] for row in _Texts(page).rows if row and row[0] not in ("run", "ours")}
     ours = [row[1:] for row in _Texts(page).rows if row and row[0] == "ours"]
     assert ours == [["51.23", "61.50", "71.50"], ["70.25", "80.00", "75.12"], ["12.50"]]
+    assert "frozen embeddings, test mode." in page
     assert ["run", "STS12", "STS-B", "STS-B dev"] in _Texts(page).rows
     assert rows["InforMin-CL-BERT-baseInforMin-CL, Table 2"] == ["70.22", "79.27", "–"]
     assert rows["InfoCSE baseInfoCSE, Table 3"] == ["32.69"]
@@ -111,7 +112,7 @@ def test_missing_parts_say_so(tmp_path: Path) -> None:
     assert "no search (--corpus)" in page and "No figures were given" in page and "<script>" not in page
     page = build_report([encoder])
     assert "None of the runs has a training log" in page and "None of the runs has a results file" in page
-    with pytest.raises(FileNotFoundError, match="neither results.json, nor"):
+    with pytest.raises(FileNotFoundError, match=r"neither results\.json, nor"):
         (tmp_path / "empty").mkdir()
         read_run(tmp_path / "empty", "x")
     with pytest.raises(FileNotFoundError, match="no such run folder"):
@@ -179,7 +180,7 @@ def test_the_page_is_no_larger_than_allowed(tmp_path: Path) -> None:
         write_report(tmp_path / "r.html", page, 0.1)
     assert not list(tmp_path.iterdir())
     assert write_report(tmp_path / "r.html", page).read_text(encoding="utf-8") == page
-    with pytest.raises(ValueError, match="must end in .html"):
+    with pytest.raises(ValueError, match=r"must end in \.html"):
         write_report(tmp_path / "r.htm", page)
 
 

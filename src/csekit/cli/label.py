@@ -61,7 +61,8 @@ def label(
 
 def _ask_all(file: "ScoreFile") -> None:
     """Show the open pairs in order until the last, or until the user quits."""
-    total, shown = len(file.pairs), []
+    total = len(file.pairs)
+    shown: list[int] = []
     todo = file.open()
     if len(todo) < total:
         typer.echo(f"{file.path}: {total - len(todo)} of {total} pairs are scored already")
