@@ -66,6 +66,7 @@ def _search(
 ) -> "SearchData":
     """The drawn sentences with their embeddings under each run that has an encoder."""
     from csekit.evaluation import draw_sentences, load_encoder, read_sentences
+    from csekit.evaluation.encoding import embed
     from csekit.evaluation.report import SearchData
 
     every = read_sentences(corpus, least=2)
@@ -76,5 +77,5 @@ def _search(
     for run in runs:
         if run.folder is not None:
             encoder = load_encoder(run.folder, pooling=pooling, device=device, batch_size=batch_size)
-            embeddings[run.label] = encoder.encode(drawn, progress=progress)
+            embeddings[run.label] = embed(encoder, drawn, progress)
     return SearchData(corpus.name, drawn, embeddings, len(every))
