@@ -11,7 +11,7 @@ version = next(
     if line.startswith("__version__")
 )
 
-dev = ["mypy>=1.15", "pytest>=8.3", "ruff>=0.11", "build>=1.2"]
+dev = ["mypy>=1.15", "playwright>=1.50", "pytest>=8.3", "ruff>=0.11", "build>=1.2"]
 st = ["sentence-transformers>=5.4"]
 translation = ["sentencepiece>=0.2"]
 
@@ -30,7 +30,7 @@ setup(
         "csekit.trainers": "trainers",
         "csekit.evaluation": "evaluation",
     },
-    package_data={"csekit": ["py.typed"]},
+    package_data={"csekit": ["py.typed"], "csekit.evaluation": ["papers.yaml", "templates/*"]},
     install_requires=[
         "torch>=2.11",
         "transformers>=5.15,<6",
@@ -38,6 +38,7 @@ setup(
         "datasets>=4.4",
         "evaluate>=0.4.6",
         "huggingface_hub>=1.5",
+        "jinja2>=3.1",
         "numpy>=2.1",
         "safetensors>=0.8",
         "pyyaml>=6.0.1",

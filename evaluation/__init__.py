@@ -13,14 +13,29 @@ if TYPE_CHECKING:
     from csekit.evaluation.geometry import label_free_criteria as label_free_criteria
     from csekit.evaluation.geometry import mean_cosine as mean_cosine
     from csekit.evaluation.geometry import uniformity as uniformity
+    from csekit.evaluation.labelling import draw_pairs as draw_pairs
     from csekit.evaluation.loading import load_encoder as load_encoder
     from csekit.evaluation.metric import STSSpearman as STSSpearman
+    from csekit.evaluation.neighbors import Neighbor as Neighbor
+    from csekit.evaluation.neighbors import QueryNeighbors as QueryNeighbors
+    from csekit.evaluation.neighbors import nearest_neighbors as nearest_neighbors
     from csekit.evaluation.pairs import Pairs as Pairs
     from csekit.evaluation.pairs import read_pairs as read_pairs
+    from csekit.evaluation.papers import PaperRow as PaperRow
+    from csekit.evaluation.papers import paper_table as paper_table
+    from csekit.evaluation.report import SearchData as SearchData
+    from csekit.evaluation.report import build_report as build_report
+    from csekit.evaluation.report import write_report as write_report
+    from csekit.evaluation.report_runs import ReportRun as ReportRun
+    from csekit.evaluation.report_runs import read_run as read_run
     from csekit.evaluation.results import checksum as checksum
     from csekit.evaluation.results import environment as environment
     from csekit.evaluation.results import read_results as read_results
     from csekit.evaluation.results import write_results as write_results
+    from csekit.evaluation.score_file import ScoreFile as ScoreFile
+    from csekit.evaluation.search import top_k as top_k
+    from csekit.evaluation.sentences import draw_sentences as draw_sentences
+    from csekit.evaluation.sentences import read_sentences as read_sentences
     from csekit.evaluation.sts import STSScores as STSScores
     from csekit.evaluation.sts import evaluate_pairs as evaluate_pairs
     from csekit.evaluation.sts import evaluate_sts as evaluate_sts
@@ -32,10 +47,18 @@ _PUBLIC = {
     "compare": ("Difference", "compare_runs"),
     "encoding": ("TextEncoder", "encode"),
     "geometry": ("alignment", "effective_rank", "label_free_criteria", "mean_cosine", "uniformity"),
+    "labelling": ("draw_pairs",),
     "loading": ("load_encoder",),
     "metric": ("STSSpearman",),
+    "neighbors": ("Neighbor", "QueryNeighbors", "nearest_neighbors"),
     "pairs": ("Pairs", "read_pairs"),
+    "papers": ("PaperRow", "paper_table"),
+    "report": ("SearchData", "build_report", "write_report"),
+    "report_runs": ("ReportRun", "read_run"),
     "results": ("checksum", "environment", "read_results", "write_results"),
+    "score_file": ("ScoreFile",),
+    "search": ("top_k",),
+    "sentences": ("draw_sentences", "read_sentences"),
     "sts": ("STSScores", "evaluate_pairs", "evaluate_sts"),
     "sts_data": ("load_sts", "load_sts_hub", "load_stsb_dev"),
 }

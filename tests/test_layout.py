@@ -75,6 +75,8 @@ def test_the_wheel_holds_the_folders(wheel):
     assert "csekit/py.typed" in packaged
     data = [name for name in packaged if not name.endswith(".py") and name != "csekit/py.typed"]
     assert all((ROOT / "src" / name).exists() for name in data), data
+    templates = {f"csekit/evaluation/templates/report.{kind}" for kind in ("html", "css", "js")}
+    assert {"csekit/evaluation/papers.yaml", *templates} <= set(data)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -9,10 +9,16 @@ import csekit
 
 from .compare import compare
 from .evaluate import evaluate
+from .label import label
+from .neighbors import neighbors
+from .report import report
 
 main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 main.command("eval")(evaluate)
 main.command("compare")(compare)
+main.command("neighbors")(neighbors)
+main.command("label")(label)
+main.command("report")(report)
 
 
 def _version(value: bool) -> None:

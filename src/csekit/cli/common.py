@@ -26,3 +26,25 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         ]
         lines.append("  ".join([first, *rest]).rstrip())
     return "\n".join(lines)
+
+
+def quiet_transformers() -> None:
+    """No advice and no progress bars of Transformers between a command's own lines."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def model_labels(paths: Sequence[str]) -> list[str]:
+    """The shortest ends of the paths that tell them apart; ``seed=42`` alone names no run, so its folder comes along.
+    The same path twice gets numbers."""
+    parts = [
+        [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")] or [path] for path in paths
+    ]
+    different = len({tuple(part) for part in parts})
+    for depth in range(1, max(map(len, parts)) + 1):
+        labels = ["/".join(part[-max(depth, 2 if "=" in part[-1] else 1) :]) for part in parts]
+        if len(set(labels)) == different:
+            break
+    return [f"{label} ({i})" if labels.count(label) > 1 else label for i, label in enumerate(labels, 1)]

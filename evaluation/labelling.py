@@ -1,0 +1,102 @@
+"""Pairs for a dev set of one's own: sentences of a corpus, spread over cosine (the scores: ``score_file``).
+
+Shape suffixes: P candidate pairs, H embedding size.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from csekit.evaluation.correlation import cosine
+from csekit.evaluation.encoding import Encoder, check_texts, embed
+from csekit.evaluation.pairs import normal
+from csekit.evaluation.search import top_k
+from csekit.evaluation.sentences import draw_sentences
+
+
+def draw_pairs(
+    encoder: Encoder,
+    sentences: Sequence[str],
+    n: int = 50,
+    *,
+    seed: int = 0,
+    pool: int = 5000,
+    neighbors: int = 10,
+    partners: int = 20,
+    progress: bool = False,
+) -> list[tuple[str, str]]:
+    """Pairs of sentences whose cosines under the encoder are spread evenly between the lowest and the highest found.
+
+    Two sentences drawn at random are hardly ever alike. The candidates are therefore each sentence with its nearest
+    neighbours and with some partners at random; of them, the pair nearest to each of ``n`` evenly spaced cosines is
+    taken, one with sentences not yet used if there is any. The order is random, so that it says nothing.
+
+    Arguments:
+        encoder: as ``embed`` takes it.
+        sentences: the corpus; white space is normalised, equal sentences count once.
+        n: pairs.
+        seed: the same seed, corpus and encoder give the same pairs.
+        pool: sentences that are looked at, drawn from the corpus.
+        neighbors, partners: candidates of each sentence of the pool.
+
+    Returns:
+        n pairs, no pair twice (nor turned round), no pair of equal sentences.
+
+    Raises:
+        ValueError: the corpus holds too few distinct sentences for n pairs.
+    """
+    distinct = list(dict.fromkeys(normal(text) for text in check_texts(sentences)))
+    if n < 3:
+        raise ValueError(f"n must be at least 3, the fewest pairs that a dev set can hold, got {n}")
+    if len(distinct) * (len(distinct) - 1) // 2 < n:
+        raise ValueError(f"{n} pairs need more than {len(distinct)} distinct sentences")
+    drawn = draw_sentences(distinct, pool, seed)
+    rng = np.random.default_rng(seed)
+    embeddings_NH = embed(encoder, drawn, progress)
+    first_P, second_P = _candidates(embeddings_NH, rng, neighbors, partners, n)
+    cosines_P = np.concatenate(
+        [
+            cosine(embeddings_NH[first_P[i : i + 65_536]], embeddings_NH[second_P[i : i + 65_536]])
+            for i in range(0, len(first_P), 65_536)
+        ]
+    )
+    chosen = _spread(cosines_P, first_P, second_P, n)
+    pairs = []
+    for i in rng.permutation(chosen):
+        pair = (drawn[first_P[i]], drawn[second_P[i]])
+        pairs.append(pair if rng.random() < 0.5 else pair[::-1])
+    return pairs
+
+
+def _candidates(
+    embeddings_NH: np.ndarray, rng: np.random.Generator, neighbors: int, partners: int, n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(P,) and (P,): the distinct pairs i < j; all of them where the pool is small."""
+    size = len(embeddings_NH)
+    if size <= neighbors + partners or size * (neighbors + partners) // 2 < n:
+        return np.triu_indices(size, 1)
+    near = top_k(embeddings_NH, embeddings_NH, neighbors, exclude=np.arange(size))[1]
+    far = rng.integers(0, size, size=(size, partners))
+    second = np.concatenate([near, far], axis=1).ravel()
+    first = np.repeat(np.arange(size), neighbors + partners)
+    codes = np.unique(np.minimum(first, second) * size + np.maximum(first, second))
+    first, second = codes // size, codes % size
+    return first[first != second], second[first != second]
+
+
+def _spread(cosines_P: np.ndarray, first_P: np.ndarray, second_P: np.ndarray, n: int) -> np.ndarray:
+    """(n,) candidates nearest to evenly spaced cosines, those with unused sentences first."""
+    order = np.argsort(cosines_P, kind="stable")
+    values = cosines_P[order]
+    used: set[int] = set()
+    taken = np.zeros(len(order), dtype=bool)
+    for target in np.linspace(values[0], values[-1], n):
+        at = int(np.searchsorted(values, target))
+        window = np.arange(max(0, at - 1000), min(len(order), at + 1000))
+        window = window[np.argsort(np.abs(values[window] - target), kind="stable")]
+        free = [int(i) for i in window if not taken[i]] or np.flatnonzero(~taken)[:1].tolist()
+        fresh = (i for i in free if not used & {int(first_P[order[i]]), int(second_P[order[i]])})
+        best = next(fresh, free[0])
+        taken[best] = True
+        used |= {int(first_P[order[best]]), int(second_P[order[best]])}
+    return order[taken]

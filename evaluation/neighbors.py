@@ -1,0 +1,130 @@
+"""Nearest neighbours of the same queries under several encoders, side by side (DiffCSE Table 9, MSSE Table 8)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from csekit.evaluation.encoding import Encoder, check_texts, embed
+from csekit.evaluation.pairs import normal
+from csekit.evaluation.search import top_k
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """A sentence of the corpus and its cosine with the query."""
+
+    sentence: str
+    cosine: float
+
+
+@dataclass(frozen=True)
+class QueryNeighbors:
+    """A query with its neighbours, nearest first: a tuple for each encoder, in the order in which they were given."""
+
+    query: str
+    found: tuple[tuple[Neighbor, ...], ...]
+
+    def shared(self) -> set[str]:
+        """The sentences that every encoder found."""
+        return set.intersection(*({neighbor.sentence for neighbor in side} for side in self.found))
+
+
+def nearest_neighbors(
+    encoders: Sequence[Encoder],
+    corpus: Sequence[str],
+    queries: Sequence[str],
+    k: int = 5,
+    *,
+    keep_equal: bool = False,
+    block_size: int = 16_384,
+    progress: bool = False,
+) -> list[QueryNeighbors]:
+    """The k sentences of the corpus of highest cosine with each query, under each encoder.
+
+    Each encoder sees each distinct text once. The search is exact; equal cosines come in the corpus's order.
+
+    Arguments:
+        encoders: one or more, as ``embed`` takes them.
+        corpus: sentences; white space is normalised, equal ones count once.
+        queries: any texts, of the corpus or not.
+        k: neighbours of a query; a smaller corpus gives fewer.
+        keep_equal: keep a sentence that equals the query as its neighbour. By default it is left out.
+        block_size: corpus rows that are compared at a time, see ``top_k``.
+
+    Raises:
+        ValueError: no encoders, no queries, a corpus that leaves no neighbour, or what ``embed`` raises.
+    """
+    if not encoders:
+        raise ValueError("encoders must hold at least one encoder")
+    sentences = list(dict.fromkeys(normal(text) for text in check_texts(corpus)))
+    asked = [normal(text) for text in check_texts(queries)]
+    position = {text: i for i, text in enumerate(sentences)}
+    exclude = None if keep_equal else np.array([position.get(text, -1) for text in asked])
+    if len(sentences) < 2 and exclude is not None:
+        raise ValueError(f"corpus must hold at least 2 distinct sentences, got {len(sentences)}")
+    texts = list(dict.fromkeys([*sentences, *asked]))
+    rows = {text: i for i, text in enumerate(texts)}
+    sides = []
+    for encoder in encoders:
+        embeddings = embed(encoder, texts, progress)
+        scores, index = top_k(
+            embeddings[[rows[text] for text in asked]],
+            embeddings[: len(sentences)],
+            k,
+            block_size=block_size,
+            exclude=exclude,
+        )
+        rows_found = zip(index, scores.tolist(), strict=True)
+        sides.append(
+            [tuple(Neighbor(sentences[j], value) for j, value in zip(*row, strict=True)) for row in rows_found]
+        )
+    return [QueryNeighbors(query, tuple(found)) for query, *found in zip(asked, *sides, strict=True)]
+
+
+def shared_fraction(answers: Sequence[QueryNeighbors]) -> float:
+    """Which part of a query's neighbours all encoders agree on, as a mean over the queries."""
+    return float(np.mean([len(answer.shared()) / len(answer.found[0]) for answer in answers]))
+
+
+def write_neighbors(
+    path: str | Path, answers: Sequence[QueryNeighbors], names: Sequence[str], about: Mapping[str, Any]
+) -> Path:
+    """Write the answers: all of it as JSON, or a TSV with a line a neighbour (query, model, rank, cosine, sentence).
+
+    Arguments:
+        path: ends in .json or .tsv.
+        names: of the encoders.
+        about: further fields of the JSON file.
+
+    Raises:
+        ValueError: another ending.
+    """
+    path = Path(path)
+    check_ending(path)
+    rows = [
+        {"query": a.query, "model": name, "rank": i, "cosine": round(found.cosine, 6), "sentence": found.sentence}
+        for a in answers
+        for name, side in zip(names, a.found, strict=True)
+        for i, found in enumerate(side, 1)
+    ]
+    if path.suffix == ".tsv":
+        lines = ["\t".join(("query", "model", "rank", "cosine", "sentence"))]
+        lines += ["\t".join(str(value) for value in row.values()) for row in rows]
+        text = "\n".join(lines)
+    else:
+        shared = [{"query": answer.query, "shared": sorted(answer.shared())} for answer in answers]
+        content = {**about, "models": list(names), "neighbors": rows, "shared": shared}
+        text = json.dumps(content, indent=1, ensure_ascii=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def check_ending(path: Path) -> None:
+    """Raise ValueError unless ``write_neighbors`` can write the file."""
+    if path.suffix not in (".json", ".tsv"):
+        raise ValueError(f"output must end in .json or .tsv, got {path.name!r}")

@@ -1,0 +1,132 @@
+"""What a training run left behind, gathered for a report."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from csekit.evaluation.results import FORMAT, read_results
+
+#: Term to its points: (step, value).
+Curves = dict[str, list[tuple[float, float]]]
+
+#: What other commands measure of a run: their results files may lie beside its own.
+_SECTIONS = ("test", "transfer", "retrieval", "geometry", "clustering", "classification")
+
+
+@dataclass(frozen=True)
+class ReportRun:
+    """A run as a report shows it; everything but the label may be missing.
+
+    Arguments:
+        label: its name in the report.
+        folder: where its encoder lies, None for a results file alone.
+        content: the results file, with the sections of others beside it; empty for a run that has none yet.
+        losses: ``loss`` and ``loss/TERM`` over steps.
+        dev: the dev scores over steps; step 0 is before training.
+        diagnostics: all other numbers of the log over steps.
+        missing: what was looked for in vain, a sentence each.
+    """
+
+    label: str
+    folder: Path | None
+    content: Mapping[str, Any] = field(default_factory=dict)
+    losses: Curves = field(default_factory=dict)
+    dev: Curves = field(default_factory=dict)
+    diagnostics: Curves = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+
+def read_run(path: str | Path, label: str) -> ReportRun:
+    """A run's folder, or a results file.
+
+    A folder without ``results.json`` (a run that goes on, or was broken off) gives the log of its last checkpoint. One
+    that holds an encoder alone gives neither scores nor curves.
+
+    Raises:
+        FileNotFoundError: no such file, or a folder that holds neither results, nor a log, nor an encoder.
+        ValueError: a results file that cannot be read.
+    """
+    path = Path(path)
+    if path.is_file():
+        return _gathered(label, None, read_results(path), [])
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: no such run folder or results file")
+    has_encoder = any((path / name).is_file() for name in ("modules.json", "config.json", "training/config.json"))
+    if (path / "results.json").is_file():
+        return _gathered(label, path if has_encoder else None, _with_others(path), [])
+    others, log = _with_others(path), _last_log(path)
+    if not (log or others or has_encoder):
+        raise FileNotFoundError(f"{path}: holds neither results.json, nor training/trainer_state.json, nor an encoder")
+    missing = ["no results.json: the run is not finished" if log else "no results.json: not a run of csekit"]
+    return _gathered(label, path if has_encoder else None, {**log, **others}, missing)
+
+
+def _with_others(folder: Path) -> dict[str, Any]:
+    """``results.json`` and, for what it lacks, the other results files of the folder, in the order of their names."""
+    main = folder / "results.json"
+    content = read_results(main) if main.is_file() else {}
+    for path in sorted(folder.glob("*.json")):
+        if path != main:
+            other = _json(path)
+            if isinstance(other, dict) and other.get("format") == FORMAT:
+                content |= {name: other[name] for name in _SECTIONS if other.get(name) and not content.get(name)}
+    return content
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        return None
+
+
+def _last_log(folder: Path) -> dict[str, Any]:
+    """``log`` and ``dev`` of the trainer's state with the most steps, as a results file has them."""
+    states = [
+        state
+        for path in [folder / "training/trainer_state.json", *folder.glob("training/checkpoint-*/trainer_state.json")]
+        if isinstance(state := _json(path), dict) and "log_history" in state
+    ]
+    if not states:
+        return {}
+    history = max(states, key=lambda state: state.get("global_step", 0))["log_history"]
+    evaluations = [entry for entry in history if any(name.startswith("eval_") for name in entry)]
+    return {
+        "log": [entry for entry in history if "loss" in entry],
+        "dev": {
+            "history": [
+                {name.removeprefix("eval_"): value for name, value in entry.items() if name not in ("epoch",)}
+                for entry in evaluations
+            ]
+        },
+    }
+
+
+def _gathered(label: str, folder: Path | None, content: Mapping[str, Any], missing: list[str]) -> ReportRun:
+    log = content.get("log") or []
+    curves = _curves(log)
+    losses = {name: points for name, points in curves.items() if name == "loss" or name.startswith("loss/")}
+    held = content.get("dev") or content.get("heldout") or {}
+    before = {"step": 0, **(held.get("before") or {})}
+    dev = _curves([before, *(held.get("history") or [])], without=("value", "runtime"))
+    if not log:
+        missing.append("no training log, so no curves")
+    if not content.get("test"):
+        missing.append("no STS scores")
+    if folder is None:
+        missing.append("no encoder, so no nearest neighbours")
+    other = {name: points for name, points in curves.items() if name not in losses}
+    return ReportRun(label, folder, content, losses, dev, other, tuple(missing))
+
+
+def _curves(entries: Sequence[Mapping[str, Any]], without: Sequence[str] = ()) -> Curves:
+    """The numbers of log entries over steps, by name; entries of equal step keep the last."""
+    curves: dict[str, dict[float, float]] = {}
+    for entry in entries:
+        for name, value in entry.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and name not in ("step", "epoch", *without) and "step" in entry:
+                curves.setdefault(name, {})[float(entry["step"])] = float(value)
+    return {name: sorted(points.items()) for name, points in sorted(curves.items())}

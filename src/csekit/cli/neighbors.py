@@ -1,0 +1,102 @@
+"""``csekit neighbors``."""
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .common import model_labels, one_line_errors, quiet_transformers
+
+if TYPE_CHECKING:
+    from csekit.evaluation.neighbors import Neighbor, QueryNeighbors
+
+
+def neighbors(
+    a: Annotated[str, typer.Argument(help="A model folder, or a name on the Hub.")],
+    b: Annotated[str, typer.Argument(help="The model to compare it with.")],
+    corpus: Annotated[Path, typer.Option("--corpus", help="A text file with a sentence a line.")],
+    queries: Annotated[Path | None, typer.Option("--queries", help="A text file with a query a line.")] = None,
+    query: Annotated[list[str] | None, typer.Option("--query", help="A query; may come several times.")] = None,
+    sample: Annotated[int, typer.Option("--sample", help="Queries drawn from the corpus where none are given.")] = 5,
+    seed: Annotated[int, typer.Option("--seed", help="Of that draw.")] = 0,
+    k: Annotated[int, typer.Option("-k", help="Neighbours of each query.")] = 5,
+    keep_equal: Annotated[
+        bool, typer.Option("--keep_equal/--leave_out_equal", help="A sentence equal to the query is a neighbour too.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file NAME.json or NAME.tsv.")] = None,
+    pooling_a: Annotated[str | None, typer.Option("--pooling_a", help="Where A is a plain encoder.")] = None,
+    pooling_b: Annotated[str | None, typer.Option("--pooling_b", help="Where B is a plain encoder.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max_length", help="Tokens; the model's limit if left out.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch_size", help="Rows in a batch at most.")] = 64,
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda; the GPU where there is one.")] = None,
+    progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
+) -> None:
+    """Nearest neighbours of some queries under two encoders, side by side."""
+    with one_line_errors():
+        quiet_transformers()
+        from csekit.evaluation import checksum, load_encoder, nearest_neighbors, read_sentences
+        from csekit.evaluation.neighbors import check_ending, shared_fraction, write_neighbors
+
+        if output is not None:
+            check_ending(output)
+        sentences = read_sentences(corpus, least=2)
+        asked = _queries(queries, query, sentences, sample, seed)
+        encoders = [
+            load_encoder(path, pooling=pooling, max_length=max_length, device=device, batch_size=batch_size)
+            for path, pooling in ((a, pooling_a), (b, pooling_b))
+        ]
+        answers = nearest_neighbors(encoders, sentences, asked, k, keep_equal=keep_equal, progress=progress)
+        names = model_labels([a, b])
+        width = max(60, min(shutil.get_terminal_size((120, 24)).columns, 200))
+        typer.echo("\n\n".join(side_by_side(answer, names, width) for answer in answers))
+        typer.echo(
+            f"\n{len(asked)} queries, {len(sentences)} sentences; * found by both: "
+            f"{100 * shared_fraction(answers):.0f} % of the nearest {len(answers[0].found[0])}"
+        )
+        if output is not None:
+            about = {
+                "corpus": {"name": corpus.name, "checksum": checksum(corpus), "sentences": len(sentences)},
+                "encoders": [encoder.describe() for encoder in encoders],
+                "k": k,
+                "keep_equal": keep_equal,
+            }
+            typer.echo(f"written: {write_neighbors(output, answers, names, about)}")
+
+
+def _queries(path: Path | None, given: list[str] | None, sentences: list[str], sample: int, seed: int) -> list[str]:
+    from csekit.evaluation import draw_sentences, read_sentences
+
+    if path is not None and given:
+        raise ValueError("--queries and --query exclude each other, got both")
+    for text in given or []:
+        if not text.strip():
+            raise ValueError("--query must not be empty")
+    return given or (read_sentences(path) if path else draw_sentences(sentences, sample, seed))
+
+
+def side_by_side(answer: "QueryNeighbors", names: Sequence[str], width: int) -> str:
+    """The query, and below it a column an encoder: cosine and sentence, a star at those that all found."""
+    shared = answer.shared()
+    column = (width - 3 * (len(names) - 1)) // len(names)
+    lines = textwrap.wrap(f"Query: {answer.query}", width)
+
+    def cells(neighbor: "Neighbor", rank: int) -> list[str]:
+        star = "*" if neighbor.sentence in shared else " "
+        head = f"{rank:>2} {neighbor.cosine:6.3f} {star} "
+        return textwrap.wrap(neighbor.sentence, column, initial_indent=head, subsequent_indent=" " * len(head))
+
+    def add(columns: Sequence[Sequence[str]]) -> None:
+        for row in zip_longest(*columns, fillvalue=""):
+            lines.append(" | ".join(f"{cell:<{column}}" for cell in row).rstrip())
+
+    add([textwrap.wrap(name, column) for name in names])
+    add([["-" * column] for _ in names])
+    for rank, row in enumerate(zip(*answer.found, strict=True), 1):
+        add([cells(neighbor, rank) for neighbor in row])
+    return "\n".join(lines)

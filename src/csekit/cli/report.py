@@ -1,0 +1,81 @@
+"""``csekit report``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .common import model_labels, one_line_errors, quiet_transformers
+
+if TYPE_CHECKING:
+    from csekit.evaluation.report import SearchData
+    from csekit.evaluation.report_runs import ReportRun
+
+
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, or results files NAME.json.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page, NAME.html.")] = Path("report.html"),
+    corpus: Annotated[
+        Path | None, typer.Option("--corpus", help="A text file with a sentence a line, for nearest neighbours.")
+    ] = None,
+    sentences: Annotated[int, typer.Option("--sentences", help="Drawn from the corpus into the page.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", help="Of that draw.")] = 0,
+    figures: Annotated[
+        list[Path] | None, typer.Option("--figures", help="A PNG or SVG file, or a folder of them; several times.")
+    ] = None,
+    label: Annotated[list[str] | None, typer.Option("--label", help="A run's name, in their order.")] = None,
+    title: Annotated[str, typer.Option("--title", help="Of the page.")] = "csekit report",
+    pooling: Annotated[str | None, typer.Option("--pooling", help="For plain encoders.")] = None,
+    max_megabytes: Annotated[float, typer.Option("--max_megabytes", help="No larger page is written.")] = 20.0,
+    batch_size: Annotated[int, typer.Option("--batch_size", help="Rows in a batch at most.")] = 64,
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda; the GPU where there is one.")] = None,
+    progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
+) -> None:
+    """One HTML page about one or several runs, with everything in it."""
+    with one_line_errors():
+        from csekit.evaluation.report import build_report, check_page_name, find_figures, write_report
+        from csekit.evaluation.report_runs import read_run
+
+        check_page_name(output)
+        labels = label or model_labels(runs)
+        if len(labels) != len(runs) or len(set(labels)) < len(labels):
+            raise ValueError(f"--label must name each of the {len(runs)} runs, differently, got {labels}")
+        found = [read_run(path, name) for path, name in zip(runs, labels, strict=True)]
+        pictures = find_figures(found, figures or [])
+        search = None
+        if corpus is not None:
+            quiet_transformers()
+            search = _search(found, corpus, sentences, seed, pooling, batch_size, device, progress)
+        page = build_report(found, title=title, search=search, figures=pictures)
+        write_report(output, page, max_megabytes)
+        for run in found:
+            for text in run.missing:
+                typer.echo(f"{run.label}: {text}")
+        typer.echo(f"written: {output} ({output.stat().st_size / 1e6:.2f} MB)")
+
+
+def _search(
+    runs: "list[ReportRun]",
+    corpus: Path,
+    n: int,
+    seed: int,
+    pooling: str | None,
+    batch_size: int,
+    device: str | None,
+    progress: bool,
+) -> "SearchData":
+    """The drawn sentences with their embeddings under each run that has an encoder."""
+    from csekit.evaluation import draw_sentences, load_encoder, read_sentences
+    from csekit.evaluation.encoding import embed
+    from csekit.evaluation.report import SearchData
+
+    every = read_sentences(corpus, least=2)
+    drawn = draw_sentences(every, n, seed)
+    if len(drawn) < 2:
+        raise ValueError(f"--sentences must be at least 2, got {n}")
+    embeddings = {}
+    for run in runs:
+        if run.folder is not None:
+            encoder = load_encoder(run.folder, pooling=pooling, device=device, batch_size=batch_size)
+            embeddings[run.label] = embed(encoder, drawn, progress)
+    return SearchData(corpus.name, drawn, embeddings, len(every))

@@ -1,0 +1,200 @@
+"""``csekit report`` on runs with encoders, and the page in a real browser."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from csekit.cli import main
+from csekit.evaluation import SearchData, build_report, read_run, write_report, write_results
+from csekit.evaluation.report import quantise
+
+SENTENCES = ["the man plays guitar", "the dog runs fast", "a red ball", "the house is slow", "a woman sings", "a tree"]
+
+
+def run(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(main, ["report", *map(str, arguments)])
+
+
+def results_of(method: str, factor: float) -> dict[str, Any]:
+    losses = {"loss/contrastive": factor} | ({} if method == "simcse" else {"loss/reconstruction": 2 * factor})
+    return {
+        "method": method,
+        "log": [{"step": s, "loss": sum(losses.values()) / s, **losses} for s in (1, 2, 3)],
+        "test": {"tasks": {"STS12": {"all": 50 * factor}}, "avg": None, "text_form": "raw"},
+        "environment": {"python": "3.11.0"},
+    }
+
+
+@pytest.fixture
+def runs(tmp_path: Path, tiny_folder: Path) -> list[Path]:
+    folders = []
+    for name, factor in (("simcse", 1.0), ("informin", 1.25)):
+        folders.append(tmp_path / "runs" / name)
+        shutil.copytree(tiny_folder, folders[-1])
+        write_results(folders[-1] / "results.json", results_of(name, factor))
+    return folders
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n".join(SENTENCES) + "\n")
+    return path
+
+
+def test_a_page_about_two_runs(tmp_path: Path, runs: list[Path], corpus: Path) -> None:
+    words = (*runs, "--corpus", corpus, "--pooling", "mean", "--sentences", "5", "--device", "cpu", "--no_progress")
+    (runs[0] / "figures").mkdir()
+    (runs[0] / "figures" / "cosine_by_rating.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    found = run(*words, "-o", tmp_path / "report.html", "--title", "Two runs")
+    assert found.exit_code == 0 and re.search(r"written: .*report.html \(0\.\d\d MB\)", found.output), found.output
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    data = json.loads(text)
+    assert [side["label"] for side in data["runs"]] == ["simcse", "informin"] and data["runs"][0]["size"] == 32
+    assert len(data["sentences"]) == 5 and set(data["sentences"]) < set(SENTENCES) and "drawn from 6" in page
+    assert "<title>Two runs</title>" in page and 'alt="cosine by rating"' in page and str(tmp_path) not in page
+    again = run(*words, "-o", tmp_path / "again.html", "--title", "Two runs")
+    assert again.exit_code == 0 and (tmp_path / "again.html").read_text(encoding="utf-8") == page
+
+
+def test_results_files_alone(tmp_path: Path, runs: list[Path], corpus: Path) -> None:
+    output = tmp_path / "report.html"
+    alone = ("--label", "A", "--label", "B", "-o", output)
+    found = run(*(folder / "results.json" for folder in runs), *alone, "--corpus", corpus)
+    assert found.exit_code == 0 and "A: no encoder, so no nearest neighbours" in found.output
+    assert "B: no encoder here, so no neighbours." in output.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-o", "r.txt"], "output must end in .html"),
+        (["--label", "x", "--label", "x"], "--label must name each of the 2 runs, differently"),
+        (["--figures", "nowhere.png"], "nowhere.png: no such figure"),
+        (["--corpus", "nowhere.txt"], "nowhere.txt: no such file"),
+        (["--corpus", "CORPUS", "--sentences", "1"], "--sentences must be at least 2, got 1"),
+        (["--corpus", "CORPUS"], "pooling must be one of"),
+        (["--max_megabytes", "0.001"], "more than --max_megabytes 0.001"),
+    ],
+)
+def test_errors_are_one_line(
+    tmp_path: Path, runs: list[Path], corpus: Path, arguments: list[str], message: str
+) -> None:
+    words = [str(corpus) if word == "CORPUS" else word for word in arguments]
+    found = run(*runs, "-o", tmp_path / "report.html", *words)
+    assert found.exit_code == 2 and message in found.output and found.output.count("\n") == 1, found.output
+    assert not (tmp_path / "report.html").exists()
+
+
+BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium: the one that CSEKIT_CHROMIUM names, the system's, or playwright's own."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as running:
+        named = os.environ.get("CSEKIT_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+        program = named or running.chromium.executable_path
+        if not Path(program).exists():
+            pytest.skip("no Chromium found: install chromium, or name one in CSEKIT_CHROMIUM")
+        started = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+
+
+@pytest.fixture
+def page_file(tmp_path: Path) -> tuple[Path, list[str], dict[str, np.ndarray]]:
+    """A page about two runs and 300 sentences, one of them and one label hostile."""
+    runs = []
+    for method, factor, label in (("simcse", 1.0, "first"), ("informin", 1.25, HOSTILE)):
+        write_results(tmp_path / f"{method}.json", results_of(method, factor))
+        runs.append(read_run(tmp_path / f"{method}.json", label))
+    sentences = [f"sentence {i} of {['cats', 'dogs', 'trees'][i % 3]}" for i in range(299)] + [HOSTILE]
+    rng = np.random.default_rng(0)
+    embeddings = {run.label: rng.normal(size=(300, size)) for run, size in zip(runs, (24, 40), strict=True)}
+    path = tmp_path / "report.html"
+    write_report(path, build_report(runs, search=SearchData("s.txt", sentences, embeddings, 300)))
+    return path, sentences, embeddings
+
+
+@pytest.fixture
+def opened(browser: Any, page_file: tuple[Path, Any, Any]) -> Iterator[Any]:
+    """The page, opened at 1280 pixels with the network off; at the end nothing was asked for, nothing complained."""
+    complaints: list[str] = []
+    requests: list[str] = []
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
+    page = context.new_page()
+    page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: complaints.append(dialog.message))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(page_file[0].as_uri())
+    yield page
+    assert page.evaluate("window.hacked") is None and page.locator("img").count() == 0
+    assert complaints == [] and requests == [page_file[0].as_uri()]
+    context.close()
+
+
+def shown(page: Any, side: int) -> list[tuple[str, str]]:
+    rows = page.locator("#answers > div").nth(side).locator("li")
+    return [tuple(row.locator("span").all_text_contents()) for row in rows.all()]
+
+
+def expected(embeddings: np.ndarray, sentences: list[str], query: int, k: int) -> list[tuple[str, str]]:
+    x = quantise(embeddings).astype(float)
+    cosines = x @ x[query] / np.linalg.norm(x, axis=1) / np.linalg.norm(x[query])
+    order = [i for i in np.argsort(-cosines, kind="stable") if i != query][:k]
+    return [(f"{cosines[i]:.3f}", sentences[i]) for i in order]
+
+
+def test_the_page_in_a_browser(opened: Any, page_file: tuple[Path, list[str], dict[str, np.ndarray]]) -> None:
+    _, sentences, embeddings = page_file
+    assert opened.locator("#table-sts ~ .scroll").first.locator("tbody tr").count() == 4  # two runs, two papers' rows
+    assert opened.locator("#curves svg polyline").count() == 2 + 2 + 1  # sum and contrastive of both, reconstruction
+    assert opened.locator("#settings table").count() == 2
+    for side, matrix in enumerate(embeddings.values()):
+        assert shown(opened, side) == expected(matrix, sentences, 0, 10)
+    opened.fill("#filter", "17 OF trees")
+    assert opened.locator("#sentences button").all_text_contents() == ["sentence 17 of trees"] + [
+        f"sentence {n}17 of trees" for n in (1, 2) if (100 * n + 17) % 3 == 2
+    ]
+    opened.select_option("#count", "5")
+    for side, matrix in enumerate(embeddings.values()):
+        assert shown(opened, side) == expected(matrix, sentences, 17, 5)
+    opened.fill("#filter", "script")
+    opened.locator("#sentences button").click()
+    assert opened.text_content("#query") == HOSTILE
+    assert opened.locator("#answers h3").nth(1).text_content() == HOSTILE
+    opened.fill("#filter", "no such sentence")
+    assert opened.locator("#sentences li").count() == 0 and "0 match" in opened.text_content("#matches")
+    assert opened.text_content("#query") == HOSTILE
+    opened.click("#random")
+    chosen = sentences.index(opened.text_content("#query"))
+    assert shown(opened, 0) == expected(embeddings["first"], sentences, chosen, 5)
+
+
+def test_nothing_is_wider_than_the_screen(opened: Any) -> None:
+    for width in (1280, 390):
+        opened.set_viewport_size({"width": width, "height": 800})
+        assert opened.evaluate("document.documentElement.scrollWidth") == width
+        for figure in opened.locator("#curves figure").all():
+            box = figure.bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["width"] >= 300
+    overlaps = """() => [...document.querySelectorAll('#curves svg')].flatMap(svg => {
+        const boxes = [...svg.querySelectorAll('text')].map(text => text.getBoundingClientRect());
+        return boxes.flatMap((a, i) => boxes.slice(i + 1).filter(b => a.left < b.right && b.left < a.right
+            && a.top < b.bottom && b.top < a.bottom).map(b => [a.left, a.top, b.left, b.top])); })"""
+    assert opened.evaluate(overlaps) == []
