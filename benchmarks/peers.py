@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from csekit.modeling import METHODS, CSEModel, DiffCSEModel, InfoCSEModel
 from csekit.modeling.auxiliary_head import AuxiliaryHead
@@ -21,6 +21,10 @@ from csekit.modeling.dropout import LanesDropout
 from csekit.trainers import CSECollator
 
 LEARNING_RATE, MAX_GRAD_NORM, SEED, TEMPERATURE = 3e-5, 1.0, 42, 0.05
+
+
+def to_device(value: Any, device: str) -> Any:
+    return value.to(device) if torch.is_tensor(value) else value
 
 
 def optimizer_step(
@@ -47,15 +51,16 @@ def sentence_transformers_step(setting: Any) -> Callable[[list[dict[str, Any]]],
     from sentence_transformers.models import Pooling, Transformer
 
     encoder = Transformer(setting.backbone, max_seq_length=setting.max_seq_length)
-    pooling = Pooling(encoder.get_word_embedding_dimension(), pooling_mode="cls")
+    pooling = Pooling(AutoConfig.from_pretrained(setting.backbone).hidden_size, pooling_mode="cls")
     model = SentenceTransformer(modules=[encoder, pooling], device=setting.device).train()
     loss = MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE)
+    tokenize = model.preprocess if hasattr(model, "preprocess") else model.tokenize  # the name before ST 6
 
     def loss_of(rows: list[dict[str, Any]]) -> Tensor:
         texts = [row["texts"][0] for row in rows]
-        columns = [model.tokenize(texts) for _ in range(2)]
+        columns = [tokenize(texts) for _ in range(2)]
         labels = torch.zeros(len(texts), device=setting.device)
-        return loss([{n: v.to(setting.device) for n, v in column.items()} for column in columns], labels)
+        return loss([{n: to_device(v, setting.device) for n, v in column.items()} for column in columns], labels)
 
     return optimizer_step([p for p in model.parameters() if p.requires_grad], loss_of, setting)
 
@@ -131,7 +136,7 @@ def naive_step(setting: Any, method: str, fields: dict[str, Any]) -> Callable[[l
         generator = AutoModelForMaskedLM.from_pretrained(setting.backbone).to(setting.device).train()
 
     def loss_of(rows: list[dict[str, Any]]) -> Tensor:
-        batch = {name: v.to(setting.device) for name, v in collator(rows).items() if torch.is_tensor(v)}
+        batch = {name: to_device(value, setting.device) for name, value in collator(rows).items()}
         if generator is None:
             return naive_infocse_loss(model, batch)
         return naive_diffcse_loss(model, generator, batch)

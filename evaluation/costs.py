@@ -68,6 +68,55 @@ def costs_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[s
     return caption, head, body
 
 
+def speed_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: the time of an optimiser step of csekit and of its peers.
+
+    Arguments:
+        results: content of ``results/speed/NAME.json``.
+    """
+    run, rows = results["run"], results["methods"]
+    titles = {row["name"]: row["title"] for row in rows}
+    related = {row["against"] for row in rows if row["against"] != row["name"]}
+    body = []
+    for row in rows:
+        alone = row["name"] in related
+        ratio = "" if alone else f"{row['time_ratio']:.2f} × {titles[row['against']]}"
+        body.append([row["title"], f"{1000 * row['seconds']:.0f}", ratio])
+    where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
+    caption = (
+        f"An optimiser step over {run['batch_size']} sentences of at most {run['max_seq_length']} tokens of "
+        f"{run['corpus']}, backbone {run['backbone']}, {run['precision']} unless the row says otherwise, {where}: "
+        f"median of {run['repetitions']} steps, taken in turn; ratios: median within the turns."
+    )
+    return caption, ["", "ms a step", "time"], body
+
+
+def roofline_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: the share of a step that its matrix products alone take.
+
+    Arguments:
+        results: content of ``results/roofline/NAME.json``.
+    """
+    run = results["run"]
+    where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
+    body = [
+        [
+            row["title"],
+            f"{1000 * row['seconds']:.0f}",
+            f"{1000 * row['products_seconds']:.0f}",
+            f"{100 * row['share']:.0f} %",
+            f"{row['operations'] / row['seconds'] / 1e9:,.0f}",
+        ]
+        for row in results["rows"]
+    ]
+    caption = (
+        f"{run['batch_size']} sentences of at most {run['max_seq_length']} tokens of {run['corpus']}, each encoded "
+        f"twice, backbone {run['backbone']}, {run['precision']}, {where}: median of {run['repetitions']} rounds, in "
+        "each the step and then its matrix products alone."
+    )
+    return caption, ["", "ms", "products alone, ms", "share", "GFLOP/s"], body
+
+
 def _count(value: int | None) -> str:
     return _MISSING if value is None else f"{value / 1e6:.2f} M" if value else "0"
 

@@ -1,0 +1,199 @@
+"""The share of a training step that its matrix products alone would take on this machine.
+
+    python benchmarks/roofline.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
+        --precision bf16 --output results/roofline/bert-base-uncased-cpu-bf16.json
+
+Every product of a step (forward and backward) is recorded with its shapes and precision, then computed again on
+tensors that lie ready, in turn with the step itself. Two rows: forward and backward of the encoder over both views,
+and the whole optimiser step of SimCSE from texts to new weights. `python -m csekit.evaluation.tables` makes the table
+`roofline/NAME`.
+"""
+
+import argparse
+import os
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from train_step import SEED, Setting, csekit_step, now, read_batches
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from csekit.evaluation.results import environment, write_results
+from csekit.modeling import SimCSEModel
+from csekit.trainers import CSECollator
+
+#: A product: shapes of both factors (batched where of three dimensions) and their type.
+Product = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+_PRODUCTS = {
+    torch.ops.aten.mm.default: (0, 1),
+    torch.ops.aten.bmm.default: (0, 1),
+    torch.ops.aten.addmm.default: (1, 2),
+    torch.ops.aten.baddbmm.default: (1, 2),
+}
+
+
+class RecordProducts(TorchDispatchMode):
+    """Counts the matrix products computed inside; fused attention counts as its two (forward) or five (backward)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: Counter[Product] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), kwargs: Any = None) -> Any:
+        if function in _PRODUCTS:
+            a, b = (arguments[i] for i in _PRODUCTS[function])
+            self.products[(tuple(a.shape), tuple(b.shape), a.dtype)] += 1
+        elif "scaled_dot_product" in str(function):
+            backward = "backward" in str(function)
+            query, key, value = arguments[1:4] if backward else arguments[:3]
+            rows, length, width = query.shape[0] * query.shape[1], query.shape[2], query.shape[3]
+            keys = key.shape[2]
+            scores = ((rows, length, width), (rows, width, keys), query.dtype)
+            mixed = ((rows, length, keys), (rows, keys, value.shape[3]), query.dtype)
+            self.products[scores] += 2 if backward else 1
+            self.products[mixed] += 3 if backward else 1
+        return function(*arguments, **(kwargs or {}))
+
+
+def record(step: Callable[[], None]) -> Counter[Product]:
+    """The products of one step."""
+    with RecordProducts() as mode:
+        step()
+    return mode.products
+
+
+def operations(products: Counter[Product]) -> int:
+    """Floating-point operations, two for each multiplication with its addition."""
+    return sum(2 * torch.Size(a).numel() * b[-1] * count for (a, b, _), count in products.items())
+
+
+def replay(products: Counter[Product], device: str) -> Callable[[], None]:
+    """A function that computes the products and nothing else."""
+    factors = [
+        (torch.randn(a, device=device).to(dtype), torch.randn(b, device=device).to(dtype), count)
+        for (a, b, dtype), count in products.items()
+    ]
+
+    def compute() -> None:
+        with torch.no_grad():
+            for a, b, count in factors:
+                for _ in range(count):
+                    torch.matmul(a, b)
+
+    return compute
+
+
+def encoder_step(setting: Setting) -> Callable[[list[dict[str, Any]]], Callable[[], None]]:
+    """Forward and backward of both views of a batch that is ready, as training computes them."""
+    model = SimCSEModel.from_backbone(setting.backbone, projector="none").to(setting.device).train()
+    collator = CSECollator(AutoTokenizer.from_pretrained(setting.backbone), setting.max_seq_length, seed=SEED)
+
+    def prepare(rows: list[dict[str, Any]]) -> Callable[[], None]:
+        batch = collator(rows)
+        ids, mask = (
+            batch[name].squeeze(1).repeat(2, 1).to(setting.device) for name in ("input_ids", "attention_mask")
+        )
+
+        def step() -> None:
+            with torch.autocast(setting.device, torch.bfloat16, enabled=setting.precision == "bf16"):
+                h = model.pooled(ids, mask)
+            h.float().sum().backward()
+            model.zero_grad()
+
+        return step
+
+    return prepare
+
+
+def measure(
+    prepare: Callable[[list[dict[str, Any]]], Callable[[], None]],
+    batches: list[list[dict[str, Any]]],
+    warmup: int,
+    device: str,
+) -> dict[str, Any]:
+    """Step and products in turn over the batches."""
+
+    def timed(function: Callable[[], None]) -> float:
+        started = now(device)
+        function()
+        return now(device) - started
+
+    steps, products, flops = [], [], []
+    for number, rows in enumerate(batches):
+        step = prepare(rows)
+        found = record(step)
+        again = replay(found, device)
+        again()
+        taken = timed(step), timed(again)
+        if number >= warmup:
+            steps.append(taken[0])
+            products.append(taken[1])
+            flops.append(operations(found))
+    return {
+        "seconds": statistics.median(steps),
+        "products_seconds": statistics.median(products),
+        "share": statistics.median(own / whole for own, whole in zip(products, steps, strict=True)),
+        "operations": statistics.median(flops),
+        "all_seconds": steps,
+        "all_products_seconds": products,
+    }
+
+
+def read_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint")
+    parser.add_argument("--train_file", required=True, help="sentences, one a line")
+    parser.add_argument("--output", type=Path, required=True, help="results/roofline/NAME.json")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--max_seq_length", type=int, default=32)
+    parser.add_argument("--repetitions", type=int, default=20, help="measured rounds")
+    parser.add_argument("--warmup", type=int, default=3, help="rounds before them")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
+    args = parser.parse_args(argv)
+    for name in ("batch_size", "repetitions", "threads"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = read_arguments(argv)
+    logging.disable_progress_bar()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(SEED)
+    setting = Setting(args.model_name_or_path, args.device, args.precision, args.max_seq_length, args.threads)
+    try:
+        corpus, batches = read_batches(args.train_file, args.batch_size, args.warmup + args.repetitions)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+    whole = csekit_step(setting, method="simcse", fields={"projector": "none"})
+    rows = [
+        {"title": title, **measure(prepare, batches, args.warmup, args.device)}
+        for title, prepare in (
+            ("encoder, forward and backward", encoder_step(setting)),
+            ("SimCSE, whole step", lambda rows: lambda: whole(rows)),
+        )
+    ]
+    print(f"{'':32}{'ms':>8}{'products, ms':>14}{'share':>8}{'GFLOP/s':>10}")
+    for row in rows:
+        rate = row["operations"] / row["seconds"] / 1e9
+        print(
+            f"{row['title']:32}{1000 * row['seconds']:>8.1f}{1000 * row['products_seconds']:>14.1f}"
+            f"{row['share']:>8.2f}{rate:>10.0f}"
+        )
+    run = {"benchmark": "roofline", **asdict(setting), "backbone": Path(setting.backbone).name, "corpus": corpus}
+    run |= {name: getattr(args, name) for name in ("batch_size", "repetitions", "warmup")} | {"cores": os.cpu_count()}
+    write_results(args.output, {"run": run, "rows": rows, "environment": environment()}, overwrite=True)
+
+
+if __name__ == "__main__":
+    main()

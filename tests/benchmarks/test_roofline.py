@@ -1,0 +1,39 @@
+"""The products of a step are all found, with their shapes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from csekit.evaluation.results import read_results
+from csekit.evaluation.tables import update
+
+
+def test_products_and_operations(script: Callable[[str], ModuleType]) -> None:
+    module = script("roofline")
+    layer, x = nn.Linear(5, 7), torch.randn(3, 5, requires_grad=True)
+    heads = torch.randn(2, 4, 6, 8, requires_grad=True)
+
+    def step() -> None:
+        layer(x).sum().backward()
+        nn.functional.scaled_dot_product_attention(heads, heads, heads).sum().backward()
+
+    found = module.record(step)
+    assert sum(found.values()) == 3 + 7
+    assert found[((3, 5), (5, 7), torch.float32)] == 1
+    assert module.operations(found) == 3 * 2 * 3 * 5 * 7 + 7 * 2 * 8 * 6 * 6 * 8
+    module.replay(found, "cpu")()
+
+
+def test_the_script(script: Callable[[str], ModuleType], masked_lm: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("the man plays guitar\na woman sings\nthe dog runs in the house\n")
+    output = tmp_path / "roofline" / "tiny.json"
+    files = ["--train_file", str(tmp_path / "texts.txt"), "--output", str(output)]
+    setting = ["--device", "cpu", "--threads", "1", "--batch_size", "2", "--max_seq_length", "16"]
+    script("roofline").main(["--model_name_or_path", str(masked_lm), *files, *setting, "--repetitions", "2"])
+    encoder, whole = read_results(output)["rows"]
+    assert encoder["share"] > 0 and encoder["operations"] > 0 and len(whole["all_seconds"]) == 2
+    page = update("<!-- table:roofline/tiny -->\n<!-- end table -->\n", tmp_path)
+    assert "| encoder, forward and backward |" in page
