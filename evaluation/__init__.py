@@ -15,12 +15,25 @@ if TYPE_CHECKING:
     from csekit.evaluation.geometry import uniformity as uniformity
     from csekit.evaluation.loading import load_encoder as load_encoder
     from csekit.evaluation.metric import STSSpearman as STSSpearman
+    from csekit.evaluation.mteb_adapter import MTEBEncoder as MTEBEncoder
+    from csekit.evaluation.mteb_adapter import banking77 as banking77
+    from csekit.evaluation.mteb_adapter import mteb_banking77_task as mteb_banking77_task
+    from csekit.evaluation.mteb_adapter import mteb_retrieval_task as mteb_retrieval_task
+    from csekit.evaluation.mteb_adapter import mteb_sts_tasks as mteb_sts_tasks
     from csekit.evaluation.pairs import Pairs as Pairs
     from csekit.evaluation.pairs import read_pairs as read_pairs
     from csekit.evaluation.results import checksum as checksum
     from csekit.evaluation.results import environment as environment
     from csekit.evaluation.results import read_results as read_results
     from csekit.evaluation.results import write_results as write_results
+    from csekit.evaluation.retrieval import RetrievalScores as RetrievalScores
+    from csekit.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
+    from csekit.evaluation.retrieval import retrieval_suite as retrieval_suite
+    from csekit.evaluation.retrieval import stsb_retrieval as stsb_retrieval
+    from csekit.evaluation.retrieval_data import Collection as Collection
+    from csekit.evaluation.retrieval_data import CollectionGroup as CollectionGroup
+    from csekit.evaluation.retrieval_data import load_beir as load_beir
+    from csekit.evaluation.search import search_blocks as search_blocks
     from csekit.evaluation.sts import STSScores as STSScores
     from csekit.evaluation.sts import evaluate_pairs as evaluate_pairs
     from csekit.evaluation.sts import evaluate_sts as evaluate_sts
@@ -34,8 +47,18 @@ _PUBLIC = {
     "geometry": ("alignment", "effective_rank", "label_free_criteria", "mean_cosine", "uniformity"),
     "loading": ("load_encoder",),
     "metric": ("STSSpearman",),
+    "mteb_adapter": (
+        "MTEBEncoder",
+        "banking77",
+        "mteb_banking77_task",
+        "mteb_retrieval_task",
+        "mteb_sts_tasks",
+    ),
     "pairs": ("Pairs", "read_pairs"),
     "results": ("checksum", "environment", "read_results", "write_results"),
+    "retrieval": ("RetrievalScores", "evaluate_retrieval", "retrieval_suite", "stsb_retrieval"),
+    "retrieval_data": ("Collection", "CollectionGroup", "load_beir"),
+    "search": ("search_blocks",),
     "sts": ("STSScores", "evaluate_pairs", "evaluate_sts"),
     "sts_data": ("load_sts", "load_sts_hub", "load_stsb_dev"),
 }

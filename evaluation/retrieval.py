@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from csekit.evaluation.encoding import Encoder, embed
-from csekit.evaluation.pairs import Pairs
+from csekit.evaluation.pairs import Pairs, digest
 from csekit.evaluation.retrieval_data import Collection, CollectionGroup, load_beir
 from csekit.evaluation.search import search_blocks
 from csekit.evaluation.sts_data import load_sts
@@ -129,16 +129,8 @@ def score_pairs(
         _, rows_Qk = search_blocks(embeddings_NH[own], [embeddings_NH], max(STSB_CUTOFFS) + 1)
         ranks = [_rank(rows, i, texts[j], texts) for rows, i, j in zip(rows_Qk, own, sought, strict=True)]
         recall = {f"recall@{k}": 100 * float(np.mean([rank < k for rank in ranks])) for k in STSB_CUTOFFS}
-        scores[direction] = RetrievalScores(
-            "STS-B", recall, len(own), len(texts), counting.truncated, _pairs_checksum(pairs)
-        )
+        scores[direction] = RetrievalScores("STS-B", recall, len(own), len(texts), counting.truncated, digest([pairs]))
     return scores
-
-
-def _pairs_checksum(pairs: Pairs) -> str:
-    from csekit.evaluation.pairs import digest
-
-    return digest([pairs])
 
 
 def _rank(rows_k: np.ndarray, own: int, sought: str, texts: Sequence[str]) -> float:

@@ -63,9 +63,7 @@ def search_blocks(
         documents_nH = _prepared(_checked(block, "blocks", hidden), where, similarity)
         parts = [
             _merged(best_qk, queries_qH @ documents_nH.T, start, top_k)
-            for best_qk, queries_qH in zip(
-                best_Qk.split(BLOCK_QUERIES), queries.split(BLOCK_QUERIES), strict=True
-            )
+            for best_qk, queries_qH in zip(best_Qk.split(BLOCK_QUERIES), queries.split(BLOCK_QUERIES), strict=True)
         ]
         best_Qk = torch.cat(parts)
         start += len(block)

@@ -7,8 +7,9 @@ stale.
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
 (``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), or ``parameters/FILE`` and
-``costs/FILE`` for the files of these folders (see ``csekit.evaluation.costs``). An ablation table stands in
-the plan's ``tables``::
+``costs/FILE`` for the files of these folders (see ``csekit.evaluation.costs``), ``evaluation/retrieval`` for all files
+of that folder, or ``speed/FILE`` (see ``csekit.evaluation.retrieval_tables``). An ablation table stands in the plan's
+``tables``::
 
     lambda:
       title: Weight of the reconstruction term
@@ -33,6 +34,7 @@ from typing import Any
 from csekit.evaluation.costs import costs_table, parameters_table
 from csekit.evaluation.curves import curves_table
 from csekit.evaluation.results import read_results
+from csekit.evaluation.retrieval_tables import retrieval_table, speed_table
 from csekit.evaluation.selection import selection_table
 from csekit.evaluation.sts_data import STS_TASKS
 
@@ -40,7 +42,11 @@ _BLOCK = re.compile(
     r"(?P<head><!-- table:(?P<name>[^\s>]+) -->\n)(?P<body>.*?)(?P<tail><!-- end table -->)", re.DOTALL
 )
 _HEAD = re.compile(r"<!-- table:")
-_BENCHMARKS = {"parameters": ("parameters.py", parameters_table), "costs": ("train_step.py", costs_table)}
+_BENCHMARKS = {
+    "parameters": ("parameters.py", parameters_table),
+    "costs": ("train_step.py", costs_table),
+    "speed": ("evaluation.py", speed_table),
+}
 
 
 class TableError(ValueError):
@@ -128,6 +134,8 @@ def render(name: str, results_dir: Path) -> str:
     """The table of a marker."""
     if name == "selection":
         return selection_table(results_dir)
+    if name == "evaluation/retrieval":
+        return _assembled(*retrieval_table(results_dir / name))
     plan, _, table = name.partition("/")
     if plan in _BENCHMARKS:
         script, make = _BENCHMARKS[plan]
