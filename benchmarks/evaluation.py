@@ -3,9 +3,9 @@
     python benchmarks/evaluation.py runs/my-encoder --data_dir data --output results/speed/my-encoder.json
 
 The encoder is a csekit export or another SentenceTransformer folder. `csekit` loads it with `load_encoder` and calls
-`evaluate_sts`; `mteb` is `mteb.evaluate` of a `SentenceTransformer` of the same folder; `adapter` is `mteb.evaluate` of
-our encoder. Loading and reading are not counted. The sides take turns (A B C A B C …), so that what slows the machine
-down for a while slows all of them; a ratio is the median of those within a turn. The scores must agree.
+`evaluate_sts`; `mteb` is `mteb.evaluate` of a `SentenceTransformer` of the same folder; `adapter` is `mteb.evaluate`
+of our encoder. Loading and reading are not counted. The sides take turns (A B C A B C …), so that what slows the
+machine down for a while slows all of them; a ratio is the median of those within a turn. The scores must agree.
 `python -m csekit.evaluation.tables` makes the table `speed/NAME` of the file `results/speed/NAME.json`.
 """
 

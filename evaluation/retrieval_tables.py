@@ -16,14 +16,9 @@ def retrieval_table(folder: Path) -> tuple[str, list[str], list[list[str]]]:
     """Caption, head and rows: a row for each results file, the lowest recall@1 of STS-B's 194 queries first.
 
     Arguments:
-        folder: ``results/evaluation/retrieval``.
-
-    Raises:
-        ValueError: no results file in it.
+        folder: ``results/evaluation/retrieval``, with one file at least.
     """
     files = [read_results(path) for path in sorted(folder.glob("*.json"))]
-    if not files:
-        raise ValueError(f"{folder}: holds no results of examples/score_retrieval.py")
     names = list(dict.fromkeys(name for file in files for name in file["retrieval"]))
     stsb = [name for name in names if name.startswith("STS-B")]
     others = [name for name in names if name not in stsb]
@@ -80,10 +75,11 @@ def speed_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[s
     run, rows = results["run"], results["sides"]
     body = [[row["title"], f"{row['seconds']:.1f}", f"{row['time_ratio']:.2f} ×"] for row in rows]
     where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
+    sets, cut = len(run["tasks"]), results["largest_difference"]
     caption = (
-        f"{len(run['tasks'])} STS sets, {run['sentences']:,} sentences of which {run['distinct']:,} differ, encoder "
-        f"{run['encoder']}, {run['precision']}, batches of {run['batch_size']}, {where}, mteb {results['mteb']}: median "
-        f"of {run['repetitions']} runs, taken in turn; time relative to the first row: median within the turns. Scores "
-        f"differ by {results['largest_difference']:.5f} at most."
+        f"{sets} STS sets, {run['sentences']:,} sentences of which {run['distinct']:,} differ, encoder "
+        f"{run['encoder']}, {run['precision']}, batches of {run['batch_size']}, {where}, mteb {results['mteb']}: "
+        f"median of {run['repetitions']} runs, taken in turn; time relative to the first row: median within the "
+        f"turns. Scores (× 100) differ by {cut:.4f} at most."
     )
     return caption, ["", "seconds", "time"], body

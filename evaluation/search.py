@@ -98,10 +98,12 @@ def _merged(best_qk: Tensor, scores_qn: Tensor, start: int, top_k: int) -> Tenso
 
     All keys differ, so that their order, unlike that of scores, is the same on every machine.
     """
-    bits = (scores_qn.float() + 0.0).view(torch.int32)  # + 0.0: there is one zero
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as whole numbers in the order of the floats
-    below = _LOW - torch.arange(start, start + scores_qn.shape[1], device=scores_qn.device)
-    keys = torch.cat([best_qk, (ordered.to(torch.int64) << 32) | below], dim=1)
+    ordered = (scores_qn.float() + 0.0).view(torch.int32)  # + 0.0: there is one zero
+    ordered ^= (ordered >> 31) & 0x7FFFFFFF  # as whole numbers in the order of the floats
+    keys = ordered.to(torch.int64)
+    keys <<= 32
+    keys |= _LOW - torch.arange(start, start + scores_qn.shape[1], device=scores_qn.device)
+    keys = torch.cat([best_qk, keys], dim=1)
     return keys.topk(min(top_k, keys.shape[1]), dim=1).values
 
 

@@ -135,6 +135,8 @@ def render(name: str, results_dir: Path) -> str:
     if name == "selection":
         return selection_table(results_dir)
     if name == "evaluation/retrieval":
+        if not any((results_dir / name).glob("*.json")):
+            raise TableError(f"{results_dir / name}: holds no results of examples/score_retrieval.py")
         return _assembled(*retrieval_table(results_dir / name))
     plan, _, table = name.partition("/")
     if plan in _BENCHMARKS:
