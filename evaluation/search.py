@@ -60,13 +60,10 @@ def search_blocks(
     best_Qk = torch.empty((len(queries), 0), dtype=torch.int64, device=where)
     start = 0
     for block in _cut(blocks, block_documents):
-        documents_nH = _prepared(_checked(block, "blocks", hidden), where, similarity)
-        parts = [
-            _merged(best_qk, queries_qH @ documents_nH.T, start, top_k)
-            for best_qk, queries_qH in zip(best_Qk.split(BLOCK_QUERIES), queries.split(BLOCK_QUERIES), strict=True)
-        ]
-        best_Qk = torch.cat(parts)
+        _checked(block, "blocks", hidden)
+        best_Qk = _with_block(best_Qk, queries, _prepared(block, where, similarity), start, top_k)
         start += len(block)
+        del block  # or it would be there while the next one is made
     if not start:
         raise ValueError("blocks must hold at least one document, got none")
     return _unpacked(best_Qk)
@@ -74,7 +71,9 @@ def search_blocks(
 
 def _cut(blocks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
     for block in blocks:
-        yield from (block[i : i + size] for i in range(0, len(block), size))
+        for i in range(0, len(block), size):
+            yield block[i : i + size]
+        del block
 
 
 def _checked(array: np.ndarray, name: str, hidden: int | None) -> np.ndarray:
@@ -91,6 +90,12 @@ def _prepared(array: np.ndarray, where: torch.device, similarity: str) -> Tensor
     if similarity == "cosine":
         rows /= torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     return rows
+
+
+def _with_block(best_Qk: Tensor, queries_QH: Tensor, documents_nH: Tensor, start: int, top_k: int) -> Tensor:
+    """The best keys so far and those of a block, a block of queries at a time."""
+    parts = zip(best_Qk.split(BLOCK_QUERIES), queries_QH.split(BLOCK_QUERIES), strict=True)
+    return torch.cat([_merged(best, queries @ documents_nH.T, start, top_k) for best, queries in parts])
 
 
 def _merged(best_qk: Tensor, scores_qn: Tensor, start: int, top_k: int) -> Tensor:
