@@ -5,7 +5,8 @@
 The encoder is a csekit export or another SentenceTransformer folder. `csekit` loads it with `load_encoder` and calls
 `evaluate_sts`; `mteb` is `mteb.evaluate` of a `SentenceTransformer` of the same folder; `adapter` is `mteb.evaluate`
 of our encoder. Loading and reading are not counted. The sides take turns (A B C A B C …), so that what slows the
-machine down for a while slows all of them; a ratio is the median of those within a turn. The scores must agree.
+machine down for a while slows all of them; a ratio is the median of those within a turn. CPU time, of all threads, is
+told beside it: it is what counts on a machine that has something else to do. The scores must agree.
 `python -m csekit.evaluation.tables` makes the table `speed/NAME` of the file `results/speed/NAME.json`.
 """
 
@@ -63,12 +64,13 @@ def builders(
     }
 
 
-def timed(side: Callable[[Sequence[str]], Scores], names: Sequence[str], device: str) -> tuple[float, Scores]:
-    started = time.perf_counter()
+def timed(side: Callable[[Sequence[str]], Scores], names: Sequence[str], device: str) -> tuple[float, float, Scores]:
+    """Seconds, seconds of CPU time, scores."""
+    started, used = time.perf_counter(), time.process_time()
     scores = side(names)
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - started, scores
+    return time.perf_counter() - started, time.process_time() - used, scores
 
 
 def measure(
@@ -81,11 +83,13 @@ def measure(
     for side in sides.values():
         side([smallest])
     seconds: dict[str, list[float]] = {name: [] for name in sides}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
     scores: dict[str, Scores] = {}
     for _ in range(repetitions):
         for name, side in sides.items():
-            taken, scores[name] = timed(side, names, device)
+            taken, used, scores[name] = timed(side, names, device)
             seconds[name].append(taken)
+            cpu[name].append(used)
     first = next(iter(sides))
     rows = [
         {
@@ -93,6 +97,8 @@ def measure(
             "title": TITLES[name],
             "seconds": statistics.median(own),
             "time_ratio": statistics.median(a / b for a, b in zip(own, seconds[first], strict=True)),
+            "cpu_seconds": statistics.median(cpu[name]),
+            "cpu_ratio": statistics.median(a / b for a, b in zip(cpu[name], cpu[first], strict=True)),
             "all_seconds": own,
             "scores": scores[name],
         }
@@ -133,9 +139,10 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"error: {error}") from None
     sides = builders(args.model, sets, args.device, args.precision, args.batch_size)
     rows, apart = measure(sides, sets, args.repetitions, args.device)
-    print(f"{'':40}{'seconds':>10}{'ratio':>8}")
+    print(f"{'':40}{'seconds':>10}{'ratio':>8}{'CPU':>10}{'ratio':>8}")
     for row in rows:
-        print(f"{row['title']:40}{row['seconds']:>10.2f}{row['time_ratio']:>8.2f}")
+        ours = f"{row['title']:40}{row['seconds']:>10.2f}{row['time_ratio']:>8.2f}"
+        print(f"{ours}{row['cpu_seconds']:>10.2f}{row['cpu_ratio']:>8.2f}")
     print(f"scores differ by {apart:.6f} at most")
     texts = [text for task in sets for pairs in task.subsets for text in (*pairs.sentences1, *pairs.sentences2)]
     run = {"benchmark": "evaluation", "encoder": Path(args.model).resolve().name, "cores": os.cpu_count()}

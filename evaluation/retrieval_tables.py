@@ -73,7 +73,10 @@ def speed_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[s
         results: content of ``results/speed/NAME.json``.
     """
     run, rows = results["run"], results["sides"]
-    body = [[row["title"], f"{row['seconds']:.1f}", f"{row['time_ratio']:.2f} ×"] for row in rows]
+    body = []
+    for row in rows:
+        cells = [row["title"], f"{row['seconds']:.1f}", f"{row['time_ratio']:.2f} ×"]
+        body.append([*cells, f"{row['cpu_seconds']:.1f}", f"{row['cpu_ratio']:.2f} ×"])
     where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
     sets, cut = len(run["tasks"]), results["largest_difference"]
     caption = (
@@ -82,4 +85,4 @@ def speed_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[s
         f"median of {run['repetitions']} runs, taken in turn; time relative to the first row: median within the "
         f"turns. Scores (× 100) differ by {cut:.4f} at most."
     )
-    return caption, ["", "seconds", "time"], body
+    return caption, ["", "seconds", "time", "CPU seconds", "CPU time"], body

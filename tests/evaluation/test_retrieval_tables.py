@@ -42,8 +42,8 @@ def test_speed() -> None:
     run = {"encoder": "mine", "precision": "fp32", "batch_size": 64, "device": "cpu", "threads": 2, "repetitions": 3}
     run |= {"tasks": ["STS12", "STS-B"], "sentences": 8974, "distinct": 7000}
     sides = [
-        {"title": "`evaluate_sts`", "seconds": 10.04, "time_ratio": 1.0},
-        {"title": "mteb", "seconds": 25.1, "time_ratio": 2.504},
+        {"title": "`evaluate_sts`", "seconds": 10.04, "time_ratio": 1.0, "cpu_seconds": 9.0, "cpu_ratio": 1.0},
+        {"title": "mteb", "seconds": 25.1, "time_ratio": 2.504, "cpu_seconds": 18.0, "cpu_ratio": 2.0},
     ]
     results = {
         "run": run,
@@ -53,7 +53,11 @@ def test_speed() -> None:
         "environment": {"device": "X"},
     }
     caption, head, body = speed_table(results)
-    assert body == [["`evaluate_sts`", "10.0", "1.00 ×"], ["mteb", "25.1", "2.50 ×"]] and len(head) == 3
+    assert body == [
+        ["`evaluate_sts`", "10.0", "1.00 ×", "9.0", "1.00 ×"],
+        ["mteb", "25.1", "2.50 ×", "18.0", "2.00 ×"],
+    ]
+    assert len(head) == 5
     for words in ("2 STS sets", "8,974 sentences of which 7,000 differ", "CPU threads: 2", "0.0001 at most"):
         assert words in caption
     assert ", X, mteb 2.26" in speed_table(results | {"run": run | {"device": "cuda"}})[0]
