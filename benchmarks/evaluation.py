@@ -114,6 +114,9 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data_dir", required=True, help="SentEval's layout")
     parser.add_argument("--output", type=Path, required=True, help="results/speed/NAME.json")
     parser.add_argument("--tasks", default="sts", help="'sts', or names with commas")
+    parser.add_argument(
+        "--sides", nargs="+", choices=tuple(TITLES), default=list(TITLES), help="the first one is 1.00"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=tuple(PRECISIONS), default="fp32")
     parser.add_argument("--batch_size", type=int, default=64)
@@ -138,7 +141,7 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     sides = builders(args.model, sets, args.device, args.precision, args.batch_size)
-    rows, apart = measure(sides, sets, args.repetitions, args.device)
+    rows, apart = measure({name: sides[name] for name in args.sides}, sets, args.repetitions, args.device)
     print(f"{'':40}{'seconds':>10}{'ratio':>8}{'CPU':>10}{'ratio':>8}")
     for row in rows:
         ours = f"{row['title']:40}{row['seconds']:>10.2f}{row['time_ratio']:>8.2f}"
