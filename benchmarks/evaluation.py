@@ -148,7 +148,11 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{ours}{row['cpu_seconds']:>10.2f}{row['cpu_ratio']:>8.2f}")
     print(f"scores differ by {apart:.6f} at most")
     texts = [text for task in sets for pairs in task.subsets for text in (*pairs.sentences1, *pairs.sentences2)]
-    run = {"benchmark": "evaluation", "encoder": Path(args.model).resolve().name, "cores": os.cpu_count()}
+    run = {
+        "benchmark": "evaluation",
+        "encoder": args.title or Path(args.model).resolve().name,
+        "cores": os.cpu_count(),
+    }
     run |= {name: getattr(args, name) for name in ("device", "precision", "batch_size", "repetitions", "threads")}
     run |= {"tasks": [task.name for task in sets], "sentences": len(texts), "distinct": len(set(texts))}
     results = {"run": run, "sides": rows, "largest_difference": apart, "mteb": mteb.__version__}
