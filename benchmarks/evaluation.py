@@ -114,6 +114,7 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data_dir", required=True, help="SentEval's layout")
     parser.add_argument("--output", type=Path, required=True, help="results/speed/NAME.json")
     parser.add_argument("--tasks", default="sts", help="'sts', or names with commas")
+    parser.add_argument("--title", help="of the encoder; its folder's name by default")
     parser.add_argument(
         "--sides", nargs="+", choices=tuple(TITLES), default=list(TITLES), help="the first one is 1.00"
     )
