@@ -78,11 +78,11 @@ def speed_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[s
         cells = [row["title"], f"{row['seconds']:.1f}", f"{row['time_ratio']:.2f} ×"]
         body.append([*cells, f"{row['cpu_seconds']:.1f}", f"{row['cpu_ratio']:.2f} ×"])
     where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
-    sets, cut = len(run["tasks"]), results["largest_difference"]
+    sets, cut, rounds = len(run["tasks"]), results["largest_difference"], run["repetitions"]
+    how = f"median of {rounds} runs, taken in turn; ratios: median within the turns" if rounds > 1 else "one run each"
     caption = (
         f"{sets} STS sets, {run['sentences']:,} sentences of which {run['distinct']:,} differ, encoder "
         f"{run['encoder']}, {run['precision']}, batches of {run['batch_size']}, {where}, mteb {results['mteb']}: "
-        f"median of {run['repetitions']} runs, taken in turn; time relative to the first row: median within the "
-        f"turns. Scores (× 100) differ by {cut:.4f} at most."
+        f"{how}. Scores (× 100) differ by {cut:.4f} at most."
     )
     return caption, ["", "seconds", "time", "CPU seconds", "CPU time"], body

@@ -60,4 +60,6 @@ def test_speed() -> None:
     assert len(head) == 5
     for words in ("2 STS sets", "8,974 sentences of which 7,000 differ", "CPU threads: 2", "0.0001 at most"):
         assert words in caption
+    assert "median of 3 runs" in caption
+    assert "one run each" in speed_table(results | {"run": run | {"repetitions": 1}})[0]
     assert ", X, mteb 2.26" in speed_table(results | {"run": run | {"device": "cuda"}})[0]
