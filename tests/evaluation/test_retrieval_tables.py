@@ -14,7 +14,9 @@ PAGE = "<!-- table:evaluation/retrieval -->\n<!-- end table -->\n"
 
 def scores(first: float, **more: Any) -> dict[str, Any]:
     recall = {"recall@1": first, "recall@5": 80.0, "recall@10": 90.126}
-    stsb = {name: {"metrics": recall, "documents": 2758} for name in ("STS-B, 97 queries", "STS-B, 194 queries")}
+    stsb = {
+        f"STS-B, {n} queries": {"metrics": recall | {"recall@1": first - 97 / n}, "documents": 2758} for n in (194, 97)
+    }
     return {"title": f"at {first}", "retrieval": {**stsb, **more}}
 
 
@@ -26,7 +28,14 @@ def test_rows_by_recall(tmp_path: Path) -> None:
     write_results(folder / "b.json", scores(60.0) | {"classification": intents})
     caption, head, body = retrieval_table(folder)
     assert [row[0] for row in body] == ["at 60.0", "at 70.0"] and {len(row) for row in body} == {len(head)}
-    assert body[0][1:3] == ["60.00 / 80.00 / 90.13"] * 2 and body[0][3:] == ["–", "–", "–", "–", "79.99"]
+    assert head[1].startswith("STS-B, 97") and head[2].startswith("STS-B, 194")
+    assert body[0][1:3] == ["59.00 / 80.00 / 90.13", "59.50 / 80.00 / 90.13"] and body[0][3:] == [
+        "–",
+        "–",
+        "–",
+        "–",
+        "79.99",
+    ]
     assert body[1][3:] == ["64.51", "60.50", "78.00", "92.50", "–"]
     for words in ("scifact: 300 queries, 5,183 documents", "among 2,758 sentences", "10 classifiers on 3,080"):
         assert words in caption
