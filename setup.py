@@ -14,6 +14,8 @@ version = next(
 dev = ["mypy>=1.15", "playwright>=1.50", "pytest>=8.3", "ruff>=0.11", "build>=1.2"]
 st = ["sentence-transformers>=5.4"]
 translation = ["sentencepiece>=0.2"]
+retrieval = ["pytrec-eval-terrier>=0.5.6"]
+mteb = ["mteb>=2.26", *retrieval]
 
 setup(
     name="csekit",
@@ -46,6 +48,12 @@ setup(
         "scipy>=1.15",
         "typer>=0.16",
     ],
-    extras_require={"dev": dev + st, "st": st, "translation": translation},
+    extras_require={
+        "dev": dev + st + mteb,
+        "st": st,
+        "translation": translation,
+        "retrieval": retrieval,
+        "mteb": mteb,
+    },
     entry_points={"console_scripts": ["csekit = csekit.cli:main"]},
 )

@@ -10,7 +10,7 @@ a machine with nothing else to do. `python -m csekit.evaluation.tables` makes th
 `results/costs/NAME.json`.
 
 What is measured stands in `methods.yaml`; `--rows benchmarks/peers.yaml` compares with sentence-transformers and with
-naive forms of the steps, for the table `speed/NAME` of `results/speed/NAME.json`.
+naive forms of the steps, for the table `peers/NAME` of `results/peers/NAME.json`.
 """
 
 import argparse

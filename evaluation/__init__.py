@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from csekit.evaluation.labelling import draw_pairs as draw_pairs
     from csekit.evaluation.loading import load_encoder as load_encoder
     from csekit.evaluation.metric import STSSpearman as STSSpearman
+    from csekit.evaluation.mteb_adapter import MTEBEncoder as MTEBEncoder
+    from csekit.evaluation.mteb_adapter import banking77 as banking77
+    from csekit.evaluation.mteb_adapter import mteb_banking77_task as mteb_banking77_task
+    from csekit.evaluation.mteb_adapter import mteb_retrieval_task as mteb_retrieval_task
+    from csekit.evaluation.mteb_adapter import mteb_sts_tasks as mteb_sts_tasks
     from csekit.evaluation.neighbors import Neighbor as Neighbor
     from csekit.evaluation.neighbors import QueryNeighbors as QueryNeighbors
     from csekit.evaluation.neighbors import nearest_neighbors as nearest_neighbors
@@ -32,8 +37,15 @@ if TYPE_CHECKING:
     from csekit.evaluation.results import environment as environment
     from csekit.evaluation.results import read_results as read_results
     from csekit.evaluation.results import write_results as write_results
+    from csekit.evaluation.retrieval import RetrievalScores as RetrievalScores
+    from csekit.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
+    from csekit.evaluation.retrieval import retrieval_suite as retrieval_suite
+    from csekit.evaluation.retrieval import stsb_retrieval as stsb_retrieval
+    from csekit.evaluation.retrieval_data import Collection as Collection
+    from csekit.evaluation.retrieval_data import CollectionGroup as CollectionGroup
+    from csekit.evaluation.retrieval_data import load_beir as load_beir
     from csekit.evaluation.score_file import ScoreFile as ScoreFile
-    from csekit.evaluation.search import top_k as top_k
+    from csekit.evaluation.search import search_blocks as search_blocks
     from csekit.evaluation.sentences import draw_sentences as draw_sentences
     from csekit.evaluation.sentences import read_sentences as read_sentences
     from csekit.evaluation.sts import STSScores as STSScores
@@ -50,14 +62,23 @@ _PUBLIC = {
     "labelling": ("draw_pairs",),
     "loading": ("load_encoder",),
     "metric": ("STSSpearman",),
+    "mteb_adapter": (
+        "MTEBEncoder",
+        "banking77",
+        "mteb_banking77_task",
+        "mteb_retrieval_task",
+        "mteb_sts_tasks",
+    ),
     "neighbors": ("Neighbor", "QueryNeighbors", "nearest_neighbors"),
     "pairs": ("Pairs", "read_pairs"),
     "papers": ("PaperRow", "paper_table"),
     "report": ("SearchData", "build_report", "write_report"),
     "report_runs": ("ReportRun", "read_run"),
     "results": ("checksum", "environment", "read_results", "write_results"),
+    "retrieval": ("RetrievalScores", "evaluate_retrieval", "retrieval_suite", "stsb_retrieval"),
+    "retrieval_data": ("Collection", "CollectionGroup", "load_beir"),
     "score_file": ("ScoreFile",),
-    "search": ("top_k",),
+    "search": ("search_blocks",),
     "sentences": ("draw_sentences", "read_sentences"),
     "sts": ("STSScores", "evaluate_pairs", "evaluate_sts"),
     "sts_data": ("load_sts", "load_sts_hub", "load_stsb_dev"),

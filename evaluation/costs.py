@@ -68,11 +68,11 @@ def costs_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[s
     return caption, head, body
 
 
-def speed_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+def peers_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     """Caption, head and rows: the time of an optimiser step of csekit and of its peers.
 
     Arguments:
-        results: content of ``results/speed/NAME.json``.
+        results: content of ``results/peers/NAME.json``.
     """
     run, rows = results["run"], results["methods"]
     titles = {row["name"]: row["title"] for row in rows}

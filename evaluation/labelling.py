@@ -10,7 +10,7 @@ import numpy as np
 from csekit.evaluation.correlation import cosine
 from csekit.evaluation.encoding import Encoder, check_texts, embed
 from csekit.evaluation.pairs import normal
-from csekit.evaluation.search import top_k
+from csekit.evaluation.search import search_blocks, without_own
 from csekit.evaluation.sentences import draw_sentences
 
 
@@ -75,7 +75,7 @@ def _candidates(
     size = len(embeddings_NH)
     if size <= neighbors + partners or size * (neighbors + partners) // 2 < n:
         return np.triu_indices(size, 1)
-    near = top_k(embeddings_NH, embeddings_NH, neighbors, exclude=np.arange(size))[1]
+    near = without_own(*search_blocks(embeddings_NH, [embeddings_NH], neighbors + 1), np.arange(size))[1]
     far = rng.integers(0, size, size=(size, partners))
     second = np.concatenate([near, far], axis=1).ravel()
     first = np.repeat(np.arange(size), neighbors + partners)

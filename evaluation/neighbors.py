@@ -10,7 +10,7 @@ import numpy as np
 
 from csekit.evaluation.encoding import Encoder, check_texts, embed
 from csekit.evaluation.pairs import normal
-from csekit.evaluation.search import top_k
+from csekit.evaluation.search import BLOCK_DOCUMENTS, search_blocks, without_own
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def nearest_neighbors(
     k: int = 5,
     *,
     keep_equal: bool = False,
-    block_size: int = 16_384,
+    block_size: int = BLOCK_DOCUMENTS,
     progress: bool = False,
 ) -> list[QueryNeighbors]:
     """The k sentences of the corpus of highest cosine with each query, under each encoder.
@@ -53,13 +53,16 @@ def nearest_neighbors(
         queries: any texts, of the corpus or not.
         k: neighbours of a query; a smaller corpus gives fewer.
         keep_equal: keep a sentence that equals the query as its neighbour. By default it is left out.
-        block_size: corpus rows that are compared at a time, see ``top_k``.
+        block_size: corpus rows that are compared at a time, see ``search_blocks``.
 
     Raises:
-        ValueError: no encoders, no queries, a corpus that leaves no neighbour, or what ``embed`` raises.
+        ValueError: no encoders, no queries, ``k`` below 1, a corpus that leaves no neighbour, or what ``embed``
+            raises.
     """
     if not encoders:
         raise ValueError("encoders must hold at least one encoder")
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
     sentences = list(dict.fromkeys(normal(text) for text in check_texts(corpus)))
     asked = [normal(text) for text in check_texts(queries)]
     position = {text: i for i, text in enumerate(sentences)}
@@ -71,13 +74,14 @@ def nearest_neighbors(
     sides = []
     for encoder in encoders:
         embeddings = embed(encoder, texts, progress)
-        scores, index = top_k(
+        scores, index = search_blocks(
             embeddings[[rows[text] for text in asked]],
-            embeddings[: len(sentences)],
-            k,
-            block_size=block_size,
-            exclude=exclude,
+            [embeddings[: len(sentences)]],
+            k if exclude is None else k + 1,
+            block_documents=block_size,
         )
+        if exclude is not None:
+            scores, index = without_own(scores, index, exclude)
         rows_found = zip(index, scores.tolist(), strict=True)
         sides.append(
             [tuple(Neighbor(sentences[j], value) for j, value in zip(*row, strict=True)) for row in rows_found]

@@ -6,8 +6,9 @@ stale.
 
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
-(``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), or ``parameters/FILE``,
-``costs/FILE``, ``speed/FILE`` and ``roofline/FILE`` for the files of these folders (see ``csekit.evaluation.costs``).
+(``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), ``parameters/FILE``,
+``costs/FILE``, ``peers/FILE`` and ``roofline/FILE`` for the files of these folders (see ``csekit.evaluation.costs``),
+``evaluation/retrieval`` for all files of that folder, or ``speed/FILE`` (see ``csekit.evaluation.retrieval_tables``).
 An ablation table stands in the plan's ``tables``::
 
     lambda:
@@ -30,9 +31,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from csekit.evaluation.costs import costs_table, parameters_table, roofline_table, speed_table
+from csekit.evaluation.costs import costs_table, parameters_table, peers_table, roofline_table
 from csekit.evaluation.curves import curves_table
 from csekit.evaluation.results import read_results
+from csekit.evaluation.retrieval_tables import retrieval_table, speed_table
 from csekit.evaluation.selection import selection_table
 from csekit.evaluation.sts_data import STS_TASKS
 
@@ -43,8 +45,9 @@ _HEAD = re.compile(r"<!-- table:")
 _BENCHMARKS = {
     "parameters": ("parameters.py", parameters_table),
     "costs": ("train_step.py", costs_table),
+    "peers": ("train_step.py --rows benchmarks/peers.yaml", peers_table),
     "roofline": ("roofline.py", roofline_table),
-    "speed": ("train_step.py --rows benchmarks/peers.yaml", speed_table),
+    "speed": ("evaluation.py", speed_table),
 }
 
 
@@ -133,6 +136,10 @@ def render(name: str, results_dir: Path) -> str:
     """The table of a marker."""
     if name == "selection":
         return selection_table(results_dir)
+    if name == "evaluation/retrieval":
+        if not any((results_dir / name).glob("*.json")):
+            raise TableError(f"{results_dir / name}: holds no results of examples/score_retrieval.py")
+        return _assembled(*retrieval_table(results_dir / name))
     plan, _, table = name.partition("/")
     if plan in _BENCHMARKS:
         script, make = _BENCHMARKS[plan]

@@ -90,6 +90,6 @@ def test_the_rows_and_the_table(script: Callable[[str], ModuleType], tmp_path: P
     run = {"batch_size": 2, "max_seq_length": 16, "corpus": "t", "backbone": "tiny", "precision": "bf16"}
     run |= {"threads": 1, "repetitions": 2, "device": "cpu"}
     results = {"run": run, "methods": found, "environment": {"device": "x"}}
-    write_results(tmp_path / "speed" / "tiny.json", results)
-    page = update("<!-- table:speed/tiny -->\n<!-- end table -->\n", tmp_path)
+    write_results(tmp_path / "peers" / "tiny.json", results)
+    page = update("<!-- table:peers/tiny -->\n<!-- end table -->\n", tmp_path)
     assert "| C | 9000 | 2.50 × B |" in page and "| A | 1500 |  |" in page

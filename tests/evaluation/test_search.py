@@ -1,130 +1,151 @@
-import math
+"""Search is exact, ties are in a fixed order, memory does not grow with the corpus."""
+
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from csekit.evaluation import top_k
-from csekit.evaluation.search import _Search
+from csekit.evaluation import search
+from csekit.evaluation.search import search_blocks, without_own
 
 
-def naive(queries: np.ndarray, corpus: np.ndarray, k: int, exclude: Any = None) -> tuple[list[list[float]], Any]:
-    """Loops over pairs in double precision."""
-    scores, index = [], []
-    for i, x in enumerate(queries.astype(float)):
-        found = []
-        for j, y in enumerate(corpus.astype(float)):
-            if exclude is not None and exclude[i] == j:
-                continue
-            length = math.sqrt(float(x @ x)) * math.sqrt(float(y @ y))
-            found.append((-float(x @ y) / length if length else 0.0, j))
-        found.sort()
-        scores.append([-score for score, _ in found[:k]])
-        index.append([j for _, j in found[:k]])
-    return scores, index
+def naive(queries: np.ndarray, documents: np.ndarray, k: int, cosine: bool = True) -> list[list[int]]:
+    """Rows by score down, then by row up, in loops over float64."""
+
+    def score(x: np.ndarray, y: np.ndarray) -> float:
+        x, y = x.astype(np.float64), y.astype(np.float64)
+        norm = np.sqrt((x * x).sum()) * np.sqrt((y * y).sum()) if cosine else 1.0
+        return float(np.float32((x * y).sum() / norm)) if norm else 0.0
+
+    found = []
+    for query in queries:
+        keys = sorted((-score(query, document), i) for i, document in enumerate(documents))
+        found.append([i for _, i in keys[:k]])
+    return found
 
 
-@pytest.mark.parametrize("block_size", [1, 7, 64, 1000])
-@pytest.mark.parametrize("query_block", [1, 3, 100])
-def test_equals_the_loops(block_size: int, query_block: int) -> None:
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("block", [1, 3, 7, 100])
+def test_it_is_the_naive_search_whatever_the_blocks(
+    similarity: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
-    queries, corpus = rng.normal(size=(7, 16)).astype(np.float32), rng.normal(size=(150, 16)).astype(np.float32)
-    exclude = np.array([3, -1, 149, 0, 64, 63, -1])
-    for excluded in (None, exclude):
-        scores, index = top_k(queries, corpus, 5, block_size=block_size, query_block=query_block, exclude=excluded)
-        expected, order = naive(queries, corpus, 5, excluded)
-        assert index.tolist() == order and index.dtype == np.int64
-        np.testing.assert_allclose(scores, expected, atol=1e-12)
+    queries, documents = (rng.normal(size=(n, 5)).astype(np.float32) for n in (9, 40))
+    documents[7] = documents[3]
+    monkeypatch.setattr(search, "BLOCK_QUERIES", 4)
+    blocks = [documents[:11], documents[11:11], documents[11:]]
+    scores, rows = search_blocks(queries, blocks, 6, similarity=similarity, device="cpu", block_documents=block)
+    assert rows.tolist() == naive(queries, documents, 6, similarity == "cosine")
+    assert rows.dtype == np.int64 and scores.dtype == np.float32 and scores.shape == (9, 6)
+    assert (np.diff(scores, axis=1) <= 0).all()
+    expected = documents[rows[2, 1]].astype(np.float64) @ queries[2].astype(np.float64)
+    if similarity == "cosine":
+        expected /= np.linalg.norm(documents[rows[2, 1]].astype(np.float64)) * np.linalg.norm(
+            queries[2].astype(np.float64)
+        )
+    assert scores[2, 1] == pytest.approx(expected, rel=1e-6)
 
 
-def test_equal_rows_come_by_index_whatever_the_blocks() -> None:
-    """In single precision the same row gets other last bits at another place of a product."""
+@pytest.mark.parametrize("hidden", [3, 64, 301])
+def test_equal_vectors_tie_in_whatever_place_they_stand(hidden: int) -> None:
+    """A float32 matrix product gives equal rows unequal scores, by their place in the block."""
     rng = np.random.default_rng(1)
-    base = rng.normal(size=(4, 48)).astype(np.float32)
-    kind = rng.integers(0, 4, size=600)  # 150 copies of each row: more than the first pass keeps
-    corpus, queries = base[kind] * rng.choice([0.5, 1, 4], size=(600, 1)).astype(np.float32), base + 0.1
-    for block_size in (600, 97, 5):
-        scores, index = top_k(queries, corpus, 40, block_size=block_size, query_block=2)
-        for i in range(4):
-            nearest = np.flatnonzero(kind == kind[index[i, 0]])
-            assert index[i].tolist() == nearest[:40].tolist()
-            assert len(set(scores[i])) == 1
+    one, queries = rng.normal(size=(1, hidden)).astype(np.float32), rng.normal(size=(5, hidden)).astype(np.float32)
+    documents = np.repeat(one, 103, axis=0)
+    for block in (103, 50, 9):
+        scores, rows = search_blocks(queries, [documents], 103, device="cpu", block_documents=block)
+        assert rows.tolist() == [list(range(103))] * 5
+        assert len(np.unique(scores[0])) == 1
 
 
-def test_the_second_pass_finds_what_the_first_may_miss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Near-equal scores, and a product that rounds its inputs as a GPU may: the answer stays exact."""
-    rng = np.random.default_rng(2)
-    direction = rng.normal(size=64)
-    corpus = (direction + 1e-3 * rng.normal(size=(500, 64))).astype(np.float32)
-    queries = (direction + 1e-3 * rng.normal(size=(6, 64))).astype(np.float32)
-    again: list[int] = []
-    plain, search_again = _Search._scores, _Search._search_again
-
-    def rounded(self: Any, rows: Any, start: int, block: torch.Tensor) -> torch.Tensor:
-        return plain(self, rows, start, block.bfloat16().float())
-
-    def counted(self: Any, rows: np.ndarray, *rest: Any) -> Any:
-        again.append(len(rows))
-        return search_again(self, rows, *rest)
-
-    monkeypatch.setattr(_Search, "_scores", rounded)
-    monkeypatch.setattr(_Search, "_search_again", counted)
-    scores, index = top_k(queries, corpus, 3, block_size=128, query_block=4)
-    assert sum(again) == 6
-    expected, order = naive(queries, corpus, 3)
-    assert index.tolist() == order
-    np.testing.assert_allclose(scores, expected, atol=1e-12)
-
-
-def test_takes_tensors_half_precision_and_files(tmp_path: Any) -> None:
-    rng = np.random.default_rng(3)
-    queries, corpus = rng.normal(size=(5, 8)).astype(np.float16), rng.normal(size=(40, 8)).astype(np.float16)
-    np.save(tmp_path / "corpus.npy", corpus)
-    stored = np.load(tmp_path / "corpus.npy", mmap_mode="r")
-    expected = naive(queries, corpus, 4)[1]
-    for q, c in [(queries, stored), (torch.from_numpy(queries), torch.from_numpy(corpus)), (queries, corpus)]:
-        kept = np.array(c)
-        assert top_k(q, c, 4, block_size=16)[1].tolist() == expected
-        assert np.array_equal(kept, np.array(c)), "the caller's array was changed"
-
-
-@pytest.mark.gpu
-def test_the_gpu_gives_the_same_answer() -> None:
-    rng = np.random.default_rng(4)
-    queries, corpus = rng.normal(size=(50, 96)).astype(np.float32), rng.normal(size=(3000, 96)).astype(np.float32)
-    corpus[1500:] = corpus[:1500]
-    expected = top_k(queries, corpus, 10)
-    on_gpu = top_k(torch.from_numpy(queries), torch.from_numpy(corpus).cuda(), 10, block_size=1000)
-    for ours, theirs in zip(on_gpu, expected, strict=True):
-        assert np.array_equal(ours, theirs)
-
-
-def test_zero_vectors_and_short_corpora() -> None:
-    corpus = np.array([[1.0, 0], [0, 0], [-1, 0]])
-    scores, index = top_k(np.array([[2.0, 0], [0, 0]]), corpus, 9)
-    assert index.tolist() == [[0, 1, 2], [0, 1, 2]] and scores.tolist() == [[1, 0, -1], [0, 0, 0]]
-    scores, index = top_k(corpus, corpus, 9, exclude=np.arange(3))
-    assert index.tolist() == [[1, 2], [0, 2], [1, 0]]
-    assert top_k(np.empty((0, 2)), corpus, 2)[1].shape == (0, 2)
+def test_negative_scores_and_zero_are_in_order() -> None:
+    documents = np.array([[-1.0, 0], [0, 1], [0, 0], [-0.0, -1], [2, 0], [-2, 1e-3]], dtype=np.float32)
+    scores, rows = search_blocks(np.array([[1.0, 0]], dtype=np.float32), [documents], 10, device="cpu")
+    assert rows.tolist() == [[4, 1, 2, 3, 5, 0]] and scores[0, 1:4].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": 0}, "k must be at least 1, got 0"),
-        ({"block_size": 0}, "block_size must be at least 1"),
-        ({"queries_QH": np.ones((2, 3))}, r"got \(2, 3\) and \(5, 4\)"),
-        ({"corpus_NH": np.ones((0, 4))}, "at least 1 rows, got 0"),
-        (
-            {"corpus_NH": np.array([[1.0] * 4, [np.nan] * 4])},
-            "corpus must be finite, got a value that is not in row 1",
-        ),
-        ({"exclude": np.array([0])}, "one index for each of 2 queries"),
-        ({"exclude": np.array([0, 5])}, "indices below 5"),
+        ({"similarity": "l2"}, "similarity must be 'cosine' or 'dot', got 'l2'"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"block_documents": 0}, "block_documents must be at least 1, got 0"),
+        ({"blocks": []}, "at least one document, got none"),
+        ({"blocks": [np.ones((2, 3))]}, r"blocks must be arrays \(rows, 2\), got shape \(2, 3\)"),
+        ({"blocks": [np.full((2, 2), np.nan)]}, "blocks must be finite"),
+        ({"queries_QH": np.ones((0, 2))}, r"queries must be arrays \(rows, H\), got shape \(0, 2\)"),
     ],
 )
-def test_errors(change: dict[str, Any], message: str) -> None:
-    arguments = {"queries_QH": np.ones((2, 4)), "corpus_NH": np.ones((5, 4)), "k": 2} | change
+def test_bad_input_is_named(change: dict, message: str) -> None:
+    given = {"queries_QH": np.ones((1, 2)), "blocks": [np.ones((3, 2))], "top_k": 1, **change}
     with pytest.raises(ValueError, match=message):
-        top_k(**arguments)
+        search_blocks(**given)
+
+
+MEMORY = """
+import re
+from pathlib import Path
+import numpy as np
+from csekit.evaluation.search import BLOCK_QUERIES, search_blocks
+
+H, n, k = 768, 8192, 100
+rng = np.random.default_rng(0)
+queries = rng.normal(size=(BLOCK_QUERIES, H)).astype(np.float32)
+block = rng.normal(size=(n, H)).astype(np.float32)
+peak = lambda: 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+search_blocks(queries[:2], [block[:4]], 1, device="cpu")
+before = peak()
+search_blocks(queries, (block for _ in range(2)), k, device="cpu", block_documents=n)
+few = peak()
+search_blocks(queries, (block for _ in range(5)), k, device="cpu", block_documents=n)
+print(few - before, peak() - few, 8 * n * H + 40 * BLOCK_QUERIES * (n + k))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads the peak from /proc")
+def test_memory_is_what_is_said_and_does_not_grow() -> None:
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, more, stated = (int(word) for word in done.stdout.split())
+    assert 0 < first <= stated
+    assert more < 0.25 * stated  # the corpus has grown by 75 MB
+
+
+def test_a_block_is_gone_before_the_next_one_is_made() -> None:
+    class Block(np.ndarray):
+        pass
+
+    alive: list[Any] = []
+
+    def blocks() -> Iterator[np.ndarray]:
+        for _ in range(3):
+            assert [reference for reference in alive if reference() is not None] == []
+            block = np.ones((5, 2)).view(Block)
+            alive.append(weakref.ref(block))
+            yield block
+            del block
+
+    assert search_blocks(np.ones((1, 2)), blocks(), 2, device="cpu", block_documents=2)[1].tolist() == [[0, 1]]
+
+
+@pytest.mark.gpu
+def test_the_gpu_gives_the_same() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    rng = np.random.default_rng(2)
+    queries, documents = (rng.normal(size=(n, 64)).astype(np.float32) for n in (300, 20_000))
+    documents[5000] = documents[17]
+    cpu, gpu = (search_blocks(queries, [documents], 20, device=device) for device in ("cpu", "cuda"))
+    assert np.array_equal(cpu[1], gpu[1]) and np.array_equal(cpu[0], gpu[0])
+
+
+def test_without_its_own_row() -> None:
+    scores, rows = np.array([[4.0, 3, 2], [4, 3, 2]]), np.array([[5, 1, 0], [5, 1, 0]])
+    kept = without_own(scores, rows, np.array([1, -1]))
+    assert kept[0].tolist() == [[4, 2], [4, 3]] and kept[1].tolist() == [[5, 0], [5, 1]]

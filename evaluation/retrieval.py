@@ -1,0 +1,328 @@
+"""Retrieval: STS-B's own sentences (InfoCSE, Table 11; DiffCSE, Table 10), and collections in BEIR's format.
+
+Shape suffixes: Q queries, N documents, n documents of a block, k neighbours, H embedding size.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from csekit.evaluation.encoding import Encoder, embed
+from csekit.evaluation.pairs import Pairs, digest
+from csekit.evaluation.retrieval_data import Collection, CollectionGroup, load_beir
+from csekit.evaluation.search import search_blocks
+from csekit.evaluation.sts_data import load_sts
+
+#: k of recall@k.
+STSB_CUTOFFS = (1, 5, 10)
+BEIR_CUTOFFS = (1, 5, 10, 100)
+#: Documents that are encoded, searched and forgotten together.
+CHUNK = 50_000
+#: ``first``: only the first sentence of a pair asks (97 queries); ``both``: each of the two (194).
+DIRECTIONS = ("first", "both")
+#: Collections that ``retrieval_suite`` looks for in the data folder.
+SUITE_COLLECTIONS = ("scifact",)
+
+
+@dataclass(frozen=True)
+class RetrievalScores:
+    """A collection scored.
+
+    Arguments:
+        name: of the collection.
+        metrics: such as ``ndcg@10``, ``recall@100``, ``mrr@10``: means over queries, ×100.
+        queries, documents: their numbers; of a group, the sums.
+        truncated: how many texts were cut at the encoder's limit, None where it does not say.
+        checksum: of the data.
+        parts: a group's collections; its metrics are the means of theirs.
+    """
+
+    name: str
+    metrics: dict[str, float]
+    queries: int
+    documents: int
+    truncated: int | None
+    checksum: str
+    parts: dict[str, "RetrievalScores"] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a results file."""
+        content: dict[str, Any] = {
+            "metrics": self.metrics,
+            "queries": self.queries,
+            "documents": self.documents,
+            "truncated": self.truncated,
+            "checksum": self.checksum,
+        }
+        return content | ({"parts": {name: part.to_dict() for name, part in self.parts.items()}} if self.parts else {})
+
+
+class _Counting:
+    """``embed``, adding up how many texts were cut."""
+
+    def __init__(self, encoder: Encoder, progress: bool) -> None:
+        self.encoder, self.progress = encoder, progress
+        self.truncated: int | None = None
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        embeddings = embed(self.encoder, texts, self.progress)
+        cut = getattr(self.encoder, "truncated", None)
+        if cut is not None:
+            self.truncated = (self.truncated or 0) + cut
+        return embeddings
+
+
+def stsb_retrieval(
+    encoder: Encoder,
+    data_dir: str | Path,
+    directions: str = "both",
+    *,
+    text_form: str = "tokenized",
+    progress: bool = False,
+) -> RetrievalScores:
+    """Recall@1, 5, 10 of the other sentence of a pair among all 2,758 sentences of STS-B test.
+
+    The 97 pairs with gold score 5.0 ask. The query's own place is left out, by index; a sentence with the text of the
+    one that is sought counts as found, wherever it stands.
+
+    Arguments:
+        data_dir, text_form: as for ``load_sts``.
+        directions: ``first``: the first sentences ask, 97 queries (InfoCSE, Table 11); ``both``: first and second
+            ones, 194 queries (DiffCSE, Table 10).
+
+    Raises:
+        ValueError: unknown ``directions``, or what ``load_sts`` and ``embed`` raise.
+        FileNotFoundError: no STS-B below ``data_dir``.
+    """
+    _check_directions(directions)
+    pairs = load_sts(data_dir, "STS-B", text_form)[0].subsets[0]
+    return score_pairs(encoder, pairs, (directions,), progress)[directions]
+
+
+def _check_directions(directions: str) -> None:
+    if directions not in DIRECTIONS:
+        raise ValueError(f"directions must be 'first' or 'both', got {directions!r}")
+
+
+def score_pairs(
+    encoder: Encoder, pairs: Pairs, directions: Sequence[str] = DIRECTIONS, progress: bool = False
+) -> dict[str, RetrievalScores]:
+    """``stsb_retrieval`` over any pairs, in each of the directions: those with gold score 5.0 ask.
+
+    Raises:
+        ValueError: no pair has gold score 5.0.
+    """
+    equal = np.flatnonzero(pairs.scores == 5.0)
+    if not len(equal):
+        raise ValueError(f"{pairs.path or pairs.name}: must hold pairs with gold score 5.0, got none")
+    texts = [*pairs.sentences1, *pairs.sentences2]
+    counting = _Counting(encoder, progress)
+    embeddings_NH = counting(texts)
+    scores = {}
+    for direction in directions:
+        own = np.concatenate([equal, equal + len(pairs)]) if direction == "both" else equal
+        sought = (own + len(pairs)) % len(texts)
+        _, rows_Qk = search_blocks(embeddings_NH[own], [embeddings_NH], max(STSB_CUTOFFS) + 1)
+        ranks = [_rank(rows, i, texts[j], texts) for rows, i, j in zip(rows_Qk, own, sought, strict=True)]
+        recall = {f"recall@{k}": 100 * float(np.mean([rank < k for rank in ranks])) for k in STSB_CUTOFFS}
+        scores[direction] = RetrievalScores("STS-B", recall, len(own), len(texts), counting.truncated, digest([pairs]))
+    return scores
+
+
+def _rank(rows_k: np.ndarray, own: int, sought: str, texts: Sequence[str]) -> float:
+    """Place of the first sentence with the text that is sought, the query itself left out; infinity if not there."""
+    found = [texts[row] == sought for row in rows_k if row != own]
+    return found.index(True) if True in found else float("inf")
+
+
+def evaluate_retrieval(
+    encoder: Encoder,
+    collection: Collection | CollectionGroup,
+    *,
+    recall_at: Sequence[int] = BEIR_CUTOFFS,
+    similarity: str = "cosine",
+    ignore_identical_ids: bool = False,
+    chunk: int = CHUNK,
+    device: str | torch.device | None = None,
+    progress: bool = False,
+) -> RetrievalScores:
+    """nDCG@10, MRR@10 and recall@k of exact search, by pytrec_eval.
+
+    Documents are encoded ``chunk`` at a time, searched and forgotten: memory grows with the chunk, not with the corpus
+    (``search_blocks``). Equal scores are ranked as trec_eval ranks them, greater document id first. MRR@10 is
+    trec_eval's recip_rank of the first ten.
+
+    Arguments:
+        encoder: a ``TextEncoder``, a SentenceTransformer, or any function ``texts -> (N, H)``. It cuts texts at its
+            own limit.
+        collection: of ``load_beir``.
+        ignore_identical_ids: a document with the query's id is not an answer (ArguAna, Quora).
+        similarity, device: as for ``search_blocks``.
+
+    Raises:
+        ImportError: pytrec_eval is missing; said before anything is encoded.
+        ValueError: ``recall_at`` or ``chunk`` below 1, or what ``embed`` and ``search_blocks`` raise.
+    """
+    trec = _pytrec_eval()
+    for name, value in (("recall_at", min(recall_at, default=0)), ("chunk", chunk)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if isinstance(collection, Collection):
+        counting = _Counting(encoder, progress)
+        top_k = max(10, *recall_at)
+        run = _run(counting, collection, top_k, similarity, ignore_identical_ids, chunk, device)
+        return RetrievalScores(
+            collection.name,
+            _metrics(trec, collection.qrels, run, recall_at),
+            len(collection.queries),
+            len(collection.documents),
+            counting.truncated,
+            collection.checksum(),
+        )
+    parts = {
+        part.name: evaluate_retrieval(
+            encoder,
+            part,
+            recall_at=recall_at,
+            similarity=similarity,
+            ignore_identical_ids=ignore_identical_ids,
+            chunk=chunk,
+            device=device,
+            progress=progress,
+        )
+        for part in collection.parts
+    }
+    return _mean_of_parts(collection, parts)
+
+
+def _mean_of_parts(group: CollectionGroup, parts: dict[str, RetrievalScores]) -> RetrievalScores:
+    scores = list(parts.values())
+    cut = [part.truncated for part in scores if part.truncated is not None]
+    return RetrievalScores(
+        group.name,
+        {name: float(np.mean([part.metrics[name] for part in scores])) for name in scores[0].metrics},
+        sum(part.queries for part in scores),
+        sum(part.documents for part in scores),
+        sum(cut) if cut else None,
+        group.checksum(),
+        parts,
+    )
+
+
+def _pytrec_eval() -> Any:
+    try:
+        import pytrec_eval
+    except ImportError as error:
+        raise ImportError("retrieval metrics need pytrec_eval: pip install 'csekit[retrieval]'") from error
+    return pytrec_eval
+
+
+def _run(
+    counting: _Counting,
+    collection: Collection,
+    top_k: int,
+    similarity: str,
+    ignore_identical_ids: bool,
+    chunk: int,
+    device: str | torch.device | None,
+) -> dict[str, dict[str, float]]:
+    """Query id to document id to score, ``top_k`` documents each."""
+    order = sorted(range(len(collection.documents)), key=lambda i: collection.document_ids[i], reverse=True)
+    queries_QH = counting(collection.queries)
+
+    def blocks() -> Iterator[np.ndarray]:
+        for start in range(0, len(order), chunk):
+            yield counting([collection.documents[i] for i in order[start : start + chunk]])
+
+    wanted = top_k + ignore_identical_ids
+    scores_Qk, rows_Qk = search_blocks(queries_QH, blocks(), wanted, similarity=similarity, device=device)
+    run = {}
+    for query, scores_k, rows_k in zip(collection.query_ids, scores_Qk.tolist(), rows_Qk.tolist(), strict=True):
+        found = {collection.document_ids[order[row]]: score for row, score in zip(rows_k, scores_k, strict=True)}
+        if ignore_identical_ids:
+            found.pop(query, None)
+        run[query] = dict(list(found.items())[:top_k])
+    return run
+
+
+def _metrics(
+    trec: Any, qrels: dict[str, dict[str, int]], run: dict[str, dict[str, float]], recall_at: Sequence[int]
+) -> dict[str, float]:
+    """Means over the queries, ×100."""
+    cuts = ",".join(str(k) for k in recall_at)
+    rows = trec.RelevanceEvaluator(qrels, {"ndcg_cut.10", f"recall.{cuts}"}).evaluate(run)
+    first_ten = {query: dict(list(found.items())[:10]) for query, found in run.items()}
+    ranks = trec.RelevanceEvaluator(qrels, {"recip_rank"}).evaluate(first_ten)
+
+    def mean(name: str, per_query: Mapping[str, Mapping[str, float]]) -> float:
+        return 100 * float(np.mean([scores[name] for scores in per_query.values()]))
+
+    return {
+        "ndcg@10": mean("ndcg_cut_10", rows),
+        **{f"recall@{k}": mean(f"recall_{k}", rows) for k in recall_at},
+        "mrr@10": mean("recip_rank", ranks),
+    }
+
+
+@dataclass(frozen=True)
+class RetrievalSuiteScores:
+    """STS-B in both directions and the collections that were there."""
+
+    scores: dict[str, RetrievalScores]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name to what ``RetrievalScores.to_dict`` says."""
+        return {name: scores.to_dict() for name, scores in self.scores.items()}
+
+    @property
+    def head(self) -> list[str]:
+        return ["Retrieval x100", "queries", "documents", *self._columns()]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """A row of cells for each collection, under ``head``."""
+        return [
+            [name, str(row.queries), str(row.documents)]
+            + [f"{row.metrics[column]:.2f}" if column in row.metrics else "" for column in self._columns()]
+            for name, row in self.scores.items()
+        ]
+
+    def _columns(self) -> list[str]:
+        return list(dict.fromkeys(column for row in self.scores.values() for column in row.metrics))
+
+
+def retrieval_suite(
+    encoder: Encoder, data_dir: str | Path, options: Mapping[str, Any] | None = None
+) -> RetrievalSuiteScores:
+    """STS-B retrieval in both directions, and collections in BEIR's format; all data is read before any encoding.
+
+    Arguments:
+        data_dir: as for ``load_sts``; the collections are folders in it.
+        options: ``text_form`` (of STS-B), ``collections`` (folders in ``data_dir``; those of ``SUITE_COLLECTIONS``
+            that exist by default), ``progress``.
+
+    Raises:
+        ImportError, FileNotFoundError, ValueError: as ``stsb_retrieval``, ``load_beir`` and ``evaluate_retrieval``;
+            an unknown option.
+    """
+    given = dict(options or {})
+    text_form, progress = given.pop("text_form", "tokenized"), given.pop("progress", False)
+    names = given.pop("collections", None)
+    if given:
+        raise ValueError(f"options must be among text_form, collections, progress, got {sorted(given)}")
+    root = Path(data_dir).expanduser()
+    if names is None:
+        names = [name for name in SUITE_COLLECTIONS if (root / name).is_dir()]
+    if names:
+        _pytrec_eval()
+    pairs = load_sts(root, "STS-B", text_form)[0].subsets[0]
+    collections = [load_beir(root / name) for name in names]
+    stsb = score_pairs(encoder, pairs, DIRECTIONS, progress)
+    scores = {f"STS-B, {stsb[direction].queries} queries": stsb[direction] for direction in DIRECTIONS}
+    for collection in collections:
+        scores[collection.name] = evaluate_retrieval(encoder, collection, progress=progress)
+    return RetrievalSuiteScores(scores)

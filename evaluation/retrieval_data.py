@@ -1,0 +1,201 @@
+"""Retrieval collections in BEIR's format: ``corpus.jsonl``, ``queries.jsonl`` and tab-separated judgements."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: The parts of CQADupStack, a folder each; its score is their mean.
+CQADUPSTACK = (
+    "android",
+    "english",
+    "gaming",
+    "gis",
+    "mathematica",
+    "physics",
+    "programmers",
+    "stats",
+    "tex",
+    "unix",
+    "webmasters",
+    "wordpress",
+)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents, queries, and which of the documents answer which query.
+
+    Arguments:
+        name: of the collection.
+        document_ids, documents: N ids, and N texts: title and text joined by a blank.
+        query_ids, queries: Q ids and texts; only queries that have judgements.
+        qrels: query id to document id to grade; above 0 is relevant.
+    """
+
+    name: str
+    document_ids: tuple[str, ...]
+    documents: tuple[str, ...]
+    query_ids: tuple[str, ...]
+    queries: tuple[str, ...]
+    qrels: dict[str, dict[str, int]]
+
+    def checksum(self) -> str:
+        """sha256 over ids, texts and judgements."""
+        state = hashlib.sha256()
+        for ids, texts in ((self.document_ids, self.documents), (self.query_ids, self.queries)):
+            for key, text in zip(ids, texts, strict=True):
+                state.update(f"{key}\t{text}\n".encode())
+        state.update(json.dumps(self.qrels, sort_keys=True).encode())
+        return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class CollectionGroup:
+    """Several collections whose score is the mean of theirs, such as CQADupStack."""
+
+    name: str
+    parts: tuple[Collection, ...]
+
+    def checksum(self) -> str:
+        return hashlib.sha256("\n".join(part.checksum() for part in self.parts).encode()).hexdigest()
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of each line that is not blank, read one by one."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path}, line {number}: must be UTF-8, got the byte 0x{line[error.start]:02X}"
+                ) from error
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: must be a JSON object, got {_short(line)}") from error
+            if not isinstance(record, dict):
+                raise ValueError(f"{path}, line {number}: must be a JSON object, got {_short(line)}")
+            yield number, record
+
+
+def _short(line: bytes) -> str:
+    text = line.decode("utf-8", "replace").strip()
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _field(record: dict[str, Any], name: str, where: str, *, required: bool = True, empty: bool = False) -> str:
+    value = record.get(name)
+    if value is None and not required:
+        return ""
+    if not isinstance(value, str):
+        found = "nothing" if name not in record else f"{type(value).__name__} {value!r}"
+        raise ValueError(f"{where}, field {name}: must be a string, got {found}")
+    if not empty and not value.strip():
+        raise ValueError(f"{where}, field {name}: must not be empty")
+    return value
+
+
+def _texts(path: Path, titles: bool) -> dict[str, str]:
+    """Id to text of a corpus (``titles``) or of queries. A document may be empty, a query may not."""
+    found: dict[str, str] = {}
+    for number, record in _records(path):
+        where = f"{path}, line {number}"
+        key = _field(record, "_id", where)
+        if key in found:
+            raise ValueError(f"{where}, field _id: must be given once, got {key!r} again")
+        text = _field(record, "text", where, empty=titles)
+        found[key] = f"{_field(record, 'title', where, required=False, empty=True)} {text}".strip() if titles else text
+    if not found:
+        raise ValueError(f"{path}: must hold at least one line, the file is empty")
+    return found
+
+
+def _qrels_path(folder: Path, split: str) -> Path:
+    names = [f"qrels/{split}.tsv", f"qrels_{split}.tsv", *(["qrels.tsv"] if split == "test" else [])]
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise FileNotFoundError(f"{folder}: holds none of {', '.join(names)}")
+    return path
+
+
+def _qrels(path: Path, documents: dict[str, str], queries: dict[str, str], missing: bool) -> dict[str, dict[str, int]]:
+    """Query id to document id to grade. A first line whose third column is ``score`` is a header."""
+    found: dict[str, dict[str, int]] = {}
+    for number, raw in enumerate(path.read_bytes().splitlines(), 1):
+        where = f"{path}, line {number}"
+        try:
+            fields = raw.decode("utf-8-sig" if number == 1 else "utf-8").split("\t")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where}: must be UTF-8, got the byte 0x{raw[error.start]:02X}") from error
+        if not any(field.strip() for field in fields):
+            continue
+        if len(fields) != 3:
+            raise ValueError(f"{where}: must hold query-id, corpus-id and score, tab-separated, got {_short(raw)}")
+        query, document, score = (field.strip() for field in fields)
+        if number == 1 and score == "score":
+            continue
+        try:
+            grade = int(score)
+        except ValueError:
+            raise ValueError(f"{where}, field score: must be a whole number, got {score!r}") from None
+        if query not in queries:
+            raise ValueError(f"{where}, field query-id: must be the _id of a query, got {query!r}")
+        if document not in documents and not missing:
+            raise ValueError(f"{where}, field corpus-id: must be the _id of a document, got {document!r}")
+        if found.setdefault(query, {}).setdefault(document, grade) != grade:
+            raise ValueError(f"{where}: must agree with line before it on {query!r} and {document!r}, got {score!r}")
+    if not found:
+        raise ValueError(f"{path}: must hold at least one judgement, got none")
+    return found
+
+
+def _load_collection(folder: Path, name: str, split: str, missing: bool) -> Collection:
+    qrels_path = _qrels_path(folder, split)
+    documents = _texts(folder / "corpus.jsonl", titles=True)
+    queries = _texts(folder / "queries.jsonl", titles=False)
+    qrels = _qrels(qrels_path, documents, queries, missing)
+    judged = [key for key in queries if key in qrels]
+    return Collection(
+        name,
+        tuple(documents),
+        tuple(documents.values()),
+        tuple(judged),
+        tuple(queries[key] for key in judged),
+        {key: qrels[key] for key in judged},
+    )
+
+
+def load_beir(folder: str | Path, split: str = "test", *, allow_missing: bool = False) -> Collection | CollectionGroup:
+    """A retrieval collection in BEIR's format, checked whole.
+
+    The folder holds ``corpus.jsonl`` (``_id``, ``text``, ``title`` where there is one), ``queries.jsonl`` (``_id``,
+    ``text``) and the judgements of the split: ``qrels/test.tsv``, ``qrels_test.tsv`` or ``qrels.tsv`` with the columns
+    query-id, corpus-id, score. Or it holds the twelve parts of CQADupStack, such a folder each.
+
+    Arguments:
+        split: which judgements.
+        allow_missing: judged documents may be absent from the corpus. They count as never found, as in mteb; without
+            it they are an error, since a corpus that was cut short looks like that.
+
+    Raises:
+        FileNotFoundError: a file, or a part of CQADupStack, is missing.
+        ValueError: names file, line and field: not UTF-8, not JSON, a field that is missing or no string, an id given
+            twice, a grade that is no whole number, a judgement about an unknown query or document.
+    """
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"folder must be a folder in BEIR's format, got {str(folder)!r}")
+    name = folder.resolve().name
+    if (folder / "corpus.jsonl").is_file() or not any((folder / part).is_dir() for part in CQADUPSTACK):
+        return _load_collection(folder, name, split, allow_missing)
+    absent = [part for part in CQADUPSTACK if not (folder / part).is_dir()]
+    if absent:
+        raise FileNotFoundError(f"{folder}: must hold the twelve parts of CQADupStack, {', '.join(absent)} missing")
+    parts = (_load_collection(folder / part, part, split, allow_missing) for part in CQADUPSTACK)
+    return CollectionGroup(name, tuple(parts))
