@@ -9,10 +9,12 @@ import csekit
 
 from .compare import compare
 from .evaluate import evaluate
+from .geometry import geometry
 
 main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 main.command("eval")(evaluate)
 main.command("compare")(compare)
+main.command("geometry")(geometry)
 
 
 def _version(value: bool) -> None:
