@@ -9,12 +9,14 @@ import csekit
 
 from .compare import compare
 from .evaluate import evaluate
+from .figures import figures
 from .geometry import geometry
 
 main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 main.command("eval")(evaluate)
 main.command("compare")(compare)
 main.command("geometry")(geometry)
+main.command("figures")(figures)
 
 
 def _version(value: bool) -> None:
