@@ -11,6 +11,7 @@ version = next(
     if line.startswith("__version__")
 )
 
+plots = ["matplotlib>=3.10"]
 dev = ["mypy>=1.15", "pytest>=8.3", "ruff>=0.11", "build>=1.2"]
 st = ["sentence-transformers>=5.4"]
 translation = ["sentencepiece>=0.2"]
@@ -45,6 +46,6 @@ setup(
         "scipy>=1.15",
         "typer>=0.16",
     ],
-    extras_require={"dev": dev + st, "st": st, "translation": translation},
+    extras_require={"dev": dev + st + plots, "st": st, "plots": plots, "translation": translation},
     entry_points={"console_scripts": ["csekit = csekit.cli:main"]},
 )

@@ -4,13 +4,14 @@ Shape suffixes: P pairs, M points.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from csekit.evaluation.clustering import TopicMap
 from csekit.evaluation.geometry_scores import EDGES, rating_groups
-from csekit.evaluation.plotting import COLOURS, MARKERS, drawing, label_points, panels
+from csekit.evaluation.plotting import COLOURS, MARKERS, drawing, label_points, name_groups, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +32,7 @@ def cosine_violins(
         source: of the pairs, for the axis.
     """
     figure, axes = panels(len(models), columns, 3.3, 2.7, sharex=True, sharey=True)
-    names = [f"{low:g}–{high:g}" for low, high in zip(edges, edges[1:], strict=False)]
+    names = [f"{low:g}–{high:g}" for low, high in pairwise(edges)]
     for axis, (model, (cosines, gold)) in zip(axes, models.items(), strict=True):
         groups = [np.asarray(cosines)[places] for places in rating_groups(gold, edges)]
         for place, values in enumerate(groups):
@@ -89,7 +90,8 @@ def alignment_uniformity(
 def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int = 3) -> "Figure":
     """t-SNE maps side by side, coloured by cluster (InforMin-CL, Fig. 2; MSSE, Fig. 4) or by label.
 
-    A group has a colour and a marker; labels stand with their name at the middle of their titles.
+    A group has a colour and a marker. A label has the same ones on every map, and its name stands where most of its
+    titles are, as far as another name is not there.
 
     Arguments:
         maps: model to its map.
@@ -100,26 +102,21 @@ def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int 
     figure, axes = panels(len(maps), columns, 3.3, 3.2)
     for axis, (model, map_) in zip(axes, maps.items(), strict=True):
         groups = map_.clusters if by == "clusters" else map_.labels
-        order = _spread(map_.points, groups)
+        order = _around_middle(map_.points, groups) if by == "clusters" else list(range(len(map_.names)))
         for place, group in enumerate(order):
-            chosen = map_.points[groups == group]
             colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
-            axis.scatter(*chosen.T, s=9, c=colour, marker=marker, linewidths=0, alpha=0.75, rasterized=True)
-            if by == "labels":
-                axis.annotate(
-                    map_.names[group], np.median(chosen, axis=0), ha="center", va="center", fontsize=6.5, bbox=_BOX
-                )
+            axis.scatter(*map_.points[groups == group].T, s=9, c=colour, marker=marker, linewidths=0, alpha=0.75)
         axis.set(xticks=[], yticks=[])
         for side in ("top", "right"):
             axis.spines[side].set_visible(True)
         axis.set_title(model)
+    if by == "labels":
+        for axis, map_ in zip(axes, maps.values(), strict=True):
+            name_groups(axis, map_.points, map_.labels, map_.names)
     return figure
 
 
-_BOX = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
-
-
-def _spread(points: np.ndarray, groups: np.ndarray) -> list[Any]:
+def _around_middle(points: np.ndarray, groups: np.ndarray) -> list[Any]:
     """The groups around the middle of the map, so that neighbours follow each other and get different colours."""
     names = np.unique(groups)
     middles = np.stack([np.median(points[groups == name], axis=0) for name in names]) - np.median(points, axis=0)

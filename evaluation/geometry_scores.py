@@ -5,6 +5,7 @@ Shape suffixes: P pairs, D distinct sentences, H embedding size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ class GeometryOptions:
             raise ValueError(f"split must be 'test' or 'dev', got {self.split!r}")
         if self.text_form not in TEXT_FORMS:
             raise ValueError(f"text_form must be 'tokenized' or 'raw', got {self.text_form!r}")
-        if len(self.edges) < 2 or any(b <= a for a, b in zip(self.edges, self.edges[1:], strict=False)):
+        if len(self.edges) < 2 or any(b <= a for a, b in pairwise(self.edges)):
             raise ValueError(f"edges must be at least two ascending numbers, got {self.edges}")
 
 
@@ -165,7 +166,7 @@ def positive_pairs(pairs: Pairs, threshold: float) -> np.ndarray:
 
 
 def space_scores(embedded: EmbeddedPairs, pairs: Pairs, threshold: float) -> dict[str, float]:
-    """``alignment`` of the positives; ``uniformity``, ``mean_cosine``, ``effective_rank`` of the distinct sentences."""
+    """``alignment`` of the positives; ``uniformity``, ``mean_cosine``, ``effective_rank`` of all sentences."""
     places = positive_pairs(pairs, threshold)
     first_PH, second_PH = embedded.sides(pairs)
     return {

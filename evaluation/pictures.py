@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from csekit.evaluation import figures, training_figures
 from csekit.evaluation.clustering import TopicMap
+from csekit.evaluation.geometry_tables import GEOMETRY, NoResults, geometry_files
 from csekit.evaluation.plotting import save_figure
 from csekit.evaluation.results import read_results, read_similarities
 from csekit.evaluation.sts_data import STS_TASKS
@@ -16,15 +17,10 @@ from csekit.evaluation.trials import test_scores
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Below the results folder: the files of ``csekit geometry``, the plans with traces, with a main table, with shares.
-GEOMETRY = Path("evaluation", "geometry")
+#: The plans with traces, with a main table, with shares of a corpus.
 TRACES = "geometry-traces"
 DIFFERENCES = "equal-terms"
 FEW_SHOT = "few-shot"
-
-
-class NoResults(FileNotFoundError):
-    """The files that a picture is made of are not there (yet)."""
 
 
 def draw(
@@ -76,19 +72,6 @@ def pictures(results_dir: Path) -> dict[str, "Callable[[Path], Figure]"]:
         if any("rows" in table for table in _json(path).get("tables", {}).values()):
             known[path.parent.name] = lambda folder, plan=path.parent.name: ablations(folder, plan)  # type: ignore[misc]
     return known
-
-
-def geometry_files(results_dir: Path) -> dict[Path, dict[str, Any]]:
-    """The files of ``csekit geometry`` with their contents, by Spearman on their pairs, the lowest first.
-
-    Raises:
-        NoResults: there is none.
-    """
-    folder = Path(results_dir) / GEOMETRY
-    found = {path: read_results(path) for path in sorted(folder.glob("*.json"))}
-    if not found:
-        raise NoResults(f"{folder}: holds no results (run csekit geometry first)")
-    return dict(sorted(found.items(), key=lambda item: item[1]["geometry"]["spearman"]))
 
 
 def _of_one_set(contents: Iterable[Mapping[str, Any]]) -> str:

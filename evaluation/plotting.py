@@ -1,14 +1,16 @@
-"""Drawing without a display and without global state: style, colours, markers, saving. matplotlib is loaded on first use.
+"""Drawing without a display and without global state: style, colours, markers, saving. matplotlib is loaded on use.
 
-Colours are those of Okabe & Ito (2008), told apart with any colour vision, without their yellow, which is faint on white.
-No two things differ by colour alone: a marker, a hatch, a line style or a name goes with each.
+Colours are those of Okabe & Ito (2008), told apart with any colour vision, without their yellow, faint on white. No two
+things differ by colour alone: a marker, a hatch, a line style or a name goes with each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
 
 from csekit.evaluation.results import _write_atomically
 
@@ -63,9 +65,7 @@ def drawing(function: Callable[P, R]) -> Callable[P, R]:
     return styled
 
 
-def panels(
-    count: int, columns: int, width: float, height: float, **kwargs: Any
-) -> "tuple[Figure, list[Axes]]":
+def panels(count: int, columns: int, width: float, height: float, **kwargs: Any) -> "tuple[Figure, list[Axes]]":
     """A figure with ``count`` panels in rows of ``columns``; ``width`` and ``height`` of one panel, in inches.
 
     Raises:
@@ -121,7 +121,14 @@ def label_points(axes: "Axes", xs: list[float], ys: list[float], names: list[str
         best: tuple[float, Any, Any] | None = None
         for across, up, ha, va in _PLACES:
             text = axes.annotate(
-                name, (x, y), (across, up), textcoords="offset points", ha=ha, va=va, fontsize=8.5, annotation_clip=False
+                name,
+                (x, y),
+                (across, up),
+                textcoords="offset points",
+                ha=ha,
+                va=va,
+                fontsize=8.5,
+                annotation_clip=False,
             )
             box = text.get_window_extent(renderer)
             outside = 0.0 if axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 else 1e6
@@ -136,6 +143,36 @@ def label_points(axes: "Axes", xs: list[float], ys: list[float], names: list[str
         taken.append(best[2])
 
 
+def name_groups(axes: "Axes", points: np.ndarray, groups: np.ndarray, names: Sequence[str]) -> None:
+    """The name of each group on one of its points: the one with most of the group around it whose name covers no name
+    placed before. The narrowest groups come first; a name without a free place is left out.
+
+    Arguments:
+        points: (M, 2).
+        groups: (M,) places in ``names``.
+    """
+    figure: Any = axes.figure
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    reach = np.ptp(points, axis=0).mean() / 12
+    crowded = {}
+    for group in np.unique(groups):
+        own = points[groups == group]
+        near = np.exp(-((own[:, None] - own[None]) ** 2).sum(-1) / (2 * reach**2)).mean(1)
+        crowded[group] = (float(near.max()), own[np.argsort(-near, kind="stable")])
+    taken: list[Any] = []
+    for group in sorted(crowded, key=lambda group: -crowded[group][0]):
+        for point in crowded[group][1]:
+            text = axes.annotate(names[group], point, ha="center", va="center", fontsize=6.5, bbox=_BOX)
+            box = text.get_window_extent(renderer).padded(2)
+            inside = axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1
+            if inside and not any(_shared(box, other) for other in taken):
+                taken.append(box)
+                break
+            text.remove()
+
+
+_BOX = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
 _PLACES = (
     (8, 0, "left", "center"),
     (-8, 0, "right", "center"),

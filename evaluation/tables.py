@@ -7,7 +7,8 @@ stale.
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
 (``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), or ``parameters/FILE`` and
-``costs/FILE`` for the files of these folders (see ``csekit.evaluation.costs``). An ablation table stands in
+``costs/FILE`` for the files of these folders (see ``csekit.evaluation.costs``), or ``evaluation/geometry`` and
+``evaluation/clustering`` (see ``csekit.evaluation.geometry_tables``). An ablation table stands in
 the plan's ``tables``::
 
     lambda:
@@ -32,6 +33,7 @@ from typing import Any
 
 from csekit.evaluation.costs import costs_table, parameters_table
 from csekit.evaluation.curves import curves_table
+from csekit.evaluation.geometry_tables import clustering_table, geometry_table
 from csekit.evaluation.results import read_results
 from csekit.evaluation.selection import selection_table
 from csekit.evaluation.sts_data import STS_TASKS
@@ -41,6 +43,7 @@ _BLOCK = re.compile(
 )
 _HEAD = re.compile(r"<!-- table:")
 _BENCHMARKS = {"parameters": ("parameters.py", parameters_table), "costs": ("train_step.py", costs_table)}
+_EVALUATION = {"evaluation/geometry": geometry_table, "evaluation/clustering": clustering_table}
 
 
 class TableError(ValueError):
@@ -128,6 +131,8 @@ def render(name: str, results_dir: Path) -> str:
     """The table of a marker."""
     if name == "selection":
         return selection_table(results_dir)
+    if name in _EVALUATION:
+        return _assembled(*_EVALUATION[name](results_dir))
     plan, _, table = name.partition("/")
     if plan in _BENCHMARKS:
         script, make = _BENCHMARKS[plan]
@@ -174,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 stale.append(path)
                 if not args.check:
                     path.write_text(new, encoding="utf-8")
-    except (TableError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for path in stale:

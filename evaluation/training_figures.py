@@ -1,9 +1,9 @@
-"""Figures of trainings: traces, differences between methods, few-shot curves, ablations. Pure functions, as figures.py."""
+"""Figures of trainings: traces, differences between methods, few-shot curves, ablations. Pure functions."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -188,13 +188,13 @@ def ablation_bars(tables: Sequence[Ablation], unit: str = "STS-B dev, Spearman Ã
     return figure
 
 
-def _look(place: int) -> dict[str, object]:
+def _look(place: int) -> dict[str, Any]:
     """Colour, marker and line style of the line at this place."""
     index = place % len(COLOURS)
     return {"color": COLOURS[index], "marker": MARKERS[index], "linestyle": LINES[index], "linewidth": 1.4}
 
 
-def _fill(place: int) -> dict[str, object]:
+def _fill(place: int) -> dict[str, Any]:
     """Colour and hatch of the bars at this place."""
     index = place % len(COLOURS)
     return {"color": COLOURS[index], "hatch": HATCHES[index], "edgecolor": "white", "linewidth": 0}
