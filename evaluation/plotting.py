@@ -1,7 +1,7 @@
 """Drawing without a display and without global state: style, colours, markers, saving. matplotlib is loaded on use.
 
-Colours are those of Okabe & Ito (2008), told apart with any colour vision, without their yellow, faint on white. No two
-things differ by colour alone: a marker, a hatch, a line style or a name goes with each.
+Colours are those of Okabe & Ito (2008), told apart with any colour vision, without their yellow, faint on white. No
+two things differ by colour alone: a marker, a hatch, a line style or a name goes with each.
 """
 
 from collections.abc import Callable, Sequence
@@ -164,10 +164,12 @@ def name_groups(axes: "Axes", points: np.ndarray, groups: np.ndarray, names: Seq
     for group in sorted(crowded, key=lambda group: -crowded[group][0]):
         for point in crowded[group][1]:
             text = axes.annotate(names[group], point, ha="center", va="center", fontsize=6.5, bbox=_BOX)
-            box = text.get_window_extent(renderer).padded(2)
-            inside = axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1
-            if inside and not any(_shared(box, other) for other in taken):
-                taken.append(box)
+            box = text.get_window_extent(renderer)
+            if box.x0 < axes.bbox.x0 or box.x1 > axes.bbox.x1:  # at the border: on the side where there is room
+                text.set_horizontalalignment("left" if box.x0 < axes.bbox.x0 else "right")
+                box = text.get_window_extent(renderer)
+            if not any(_shared(box.padded(2), other) for other in taken):
+                taken.append(box.padded(2))
                 break
             text.remove()
 

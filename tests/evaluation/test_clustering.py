@@ -109,7 +109,9 @@ def titles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_suite_reads_encodes_and_clusters(titles: Path) -> None:
     def encoder(texts: list[str]) -> np.ndarray:
-        return np.array([[text.startswith(name) + len(text) / 1e4 for name in clustering.LABELS[:3]] for text in texts])
+        return np.array(
+            [[text.startswith(name) + len(text) / 1e4 for name in clustering.LABELS[:3]] for text in texts]
+        )
 
     scores = clustering_suite(encoder, titles.parent, SMALL)
     assert scores.v_measure == scores.accuracy == 100 and scores.labels == 3 and len(scores.checksum) == 64

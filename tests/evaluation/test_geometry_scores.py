@@ -66,7 +66,7 @@ def test_ratings_are_half_open_but_for_the_last(stsb: Path) -> None:
     assert row["quantiles"]["50"] == pytest.approx(sorted(last)[2])
     empty = cosines_by_rating(np.array([0.5]), np.array([4.5]))
     assert empty[0] == {"from": 0.0, "to": 1.0, "n": 0, "mean": None, "std": None, "quantiles": None}
-    with pytest.raises(ValueError, match="gold scores must lie between 0 and 5, got 5.5"):
+    with pytest.raises(ValueError, match=r"gold scores must lie between 0 and 5, got 5.5"):
         rating_groups(np.array([1.0, 5.5]))
 
 
