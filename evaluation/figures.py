@@ -33,11 +33,11 @@ def cosine_violins(
     """
     figure, axes = panels(len(models), columns, 3.3, 2.7, sharex=True, sharey=True)
     names = [f"{low:g}–{high:g}" for low, high in pairwise(edges)]
-    for axis, (model, (cosines, gold)) in zip(axes, models.items(), strict=True):
+    for index, (axis, (model, (cosines, gold))) in enumerate(zip(axes, models.items(), strict=True)):
         groups = [np.asarray(cosines)[places] for places in rating_groups(gold, edges)]
         for place, values in enumerate(groups):
             if len(values) > 1 and np.ptp(values) > 0:
-                parts = axis.violinplot(
+                parts: Any = axis.violinplot(
                     [values], [place], orientation="horizontal", widths=0.85, showextrema=False, bw_method=0.2
                 )
                 for body in parts["bodies"]:
@@ -52,7 +52,7 @@ def cosine_violins(
         axis.tick_params("x", labelbottom=True)
         axis.grid(axis="y", visible=False)
         axis.set_xlabel("cosine similarity")
-        if axis.get_subplotspec().is_first_col():
+        if index % columns == 0:
             axis.set_ylabel(f"gold rating, {source}")
     return figure
 
@@ -105,7 +105,8 @@ def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int 
         order = _around_middle(map_.points, groups) if by == "clusters" else list(range(len(map_.names)))
         for place, group in enumerate(order):
             colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
-            axis.scatter(*map_.points[groups == group].T, s=9, c=colour, marker=marker, linewidths=0, alpha=0.75)
+            xs, ys = map_.points[groups == group].T
+            axis.scatter(xs, ys, s=9, c=colour, marker=marker, linewidths=0, alpha=0.75)
         axis.set(xticks=[], yticks=[])
         for side in ("top", "right"):
             axis.spines[side].set_visible(True)
