@@ -2,11 +2,14 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .common import one_line_errors, table
+
+if TYPE_CHECKING:
+    from csekit.evaluation import ClusteringOptions, GeometryOptions, TextEncoder
 
 
 def geometry(
@@ -42,38 +45,46 @@ def geometry(
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        from csekit.evaluation import (
-            ClusteringOptions,
-            GeometryOptions,
-            checksum,
-            clustering_suite,
-            environment,
-            geometry_suite,
-            load_encoder,
-            write_results,
-        )
+        from csekit.evaluation import ClusteringOptions, GeometryOptions, load_encoder
 
         options = GeometryOptions(split=split, threshold=threshold, text_form=text_form)
-        clusters = ClusteringOptions(seed=seed)
+        clusters = ClusteringOptions(seed=seed) if clustering else None
         encoder = load_encoder(path, pooling=pooling, device=device)
         started = time.perf_counter()
-        found: dict[str, Any] = {"geometry": geometry_suite(encoder, data_dir, options)}
-        if clustering:
-            found["clustering"] = clustering_suite(encoder, data_dir, clusters)
-        for scores in found.values():
-            typer.echo(table(scores.head, scores.rows()) + "\n")
-        if output is None:
-            return
-        weights = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []
-        contents = {name: scores.to_dict() for name, scores in found.items()}
-        run = {
-            "encoder": encoder.describe(),
-            "weights": {file.name: checksum(file) for file in weights},
-            "settings": {name: repr(scores.options) for name, scores in found.items()},
-            "data": {name: content["checksum"] for name, content in contents.items()},
-        }
-        seconds = {"total": round(time.perf_counter() - started, 1)}
-        results = {"run": run, "name": encoder.name, "title": title or encoder.name, **contents}
-        results |= {"environment": environment(), "seconds": seconds}
-        write_results(output, results, found["geometry"].similarities(), overwrite=overwrite)
-        typer.echo(f"written: {output}")
+        found = _measure(encoder, data_dir, options, clusters)
+        if output is not None:
+            seconds = time.perf_counter() - started
+            _write(output, path, encoder, found, title or encoder.name, round(seconds, 1), overwrite)
+            typer.echo(f"written: {output}")
+
+
+def _measure(
+    encoder: "TextEncoder", data_dir: str, options: "GeometryOptions", clusters: "ClusteringOptions | None"
+) -> dict[str, Any]:
+    """The scores by their name in the results file, each printed as soon as it is there."""
+    from csekit.evaluation import clustering_suite, geometry_suite
+
+    found: dict[str, Any] = {"geometry": geometry_suite(encoder, data_dir, options)}
+    typer.echo(table(found["geometry"].head, found["geometry"].rows()) + "\n")
+    if clusters is not None:
+        found["clustering"] = clustering_suite(encoder, data_dir, clusters)
+        typer.echo(table(found["clustering"].head, found["clustering"].rows()) + "\n")
+    return found
+
+
+def _write(
+    output: Path, path: str, encoder: "TextEncoder", found: dict[str, Any], title: str, seconds: float, overwrite: bool
+) -> None:
+    from csekit.evaluation import checksum, environment, write_results
+
+    weights = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []
+    contents = {name: scores.to_dict() for name, scores in found.items()}
+    run = {
+        "encoder": encoder.describe(),
+        "weights": {file.name: checksum(file) for file in weights},
+        "settings": {name: repr(scores.options) for name, scores in found.items()},
+        "data": {name: content["checksum"] for name, content in contents.items()},
+    }
+    results = {"run": run, "name": encoder.name, "title": title, **contents, "environment": environment()}
+    results["seconds"] = {"total": seconds}
+    write_results(output, results, found["geometry"].similarities(), overwrite=overwrite)
