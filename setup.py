@@ -12,6 +12,7 @@ version = next(
 )
 
 dev = ["mypy>=1.15", "playwright>=1.50", "pytest>=8.3", "ruff>=0.11", "build>=1.2"]
+plots = ["matplotlib>=3.10"]
 st = ["sentence-transformers>=5.4"]
 translation = ["sentencepiece>=0.2"]
 retrieval = ["pytrec-eval-terrier>=0.5.6"]
@@ -49,8 +50,9 @@ setup(
         "typer>=0.16",
     ],
     extras_require={
-        "dev": dev + st + mteb,
+        "dev": dev + st + plots + mteb,
         "st": st,
+        "plots": plots,
         "translation": translation,
         "retrieval": retrieval,
         "mteb": mteb,

@@ -4,6 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from csekit.evaluation.clustering import ClusteringOptions as ClusteringOptions
+    from csekit.evaluation.clustering import ClusteringScores as ClusteringScores
+    from csekit.evaluation.clustering import clustering_suite as clustering_suite
     from csekit.evaluation.compare import Difference as Difference
     from csekit.evaluation.compare import compare_runs as compare_runs
     from csekit.evaluation.encoding import TextEncoder as TextEncoder
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
     from csekit.evaluation.geometry import label_free_criteria as label_free_criteria
     from csekit.evaluation.geometry import mean_cosine as mean_cosine
     from csekit.evaluation.geometry import uniformity as uniformity
+    from csekit.evaluation.geometry_scores import GeometryOptions as GeometryOptions
+    from csekit.evaluation.geometry_scores import GeometryScores as GeometryScores
+    from csekit.evaluation.geometry_scores import geometry_suite as geometry_suite
     from csekit.evaluation.labelling import draw_pairs as draw_pairs
     from csekit.evaluation.loading import load_encoder as load_encoder
     from csekit.evaluation.metric import STSSpearman as STSSpearman
@@ -56,9 +62,11 @@ if TYPE_CHECKING:
     from csekit.evaluation.sts_data import load_stsb_dev as load_stsb_dev
 
 _PUBLIC = {
+    "clustering": ("ClusteringOptions", "ClusteringScores", "clustering_suite"),
     "compare": ("Difference", "compare_runs"),
     "encoding": ("TextEncoder", "encode"),
     "geometry": ("alignment", "effective_rank", "label_free_criteria", "mean_cosine", "uniformity"),
+    "geometry_scores": ("GeometryOptions", "GeometryScores", "geometry_suite"),
     "labelling": ("draw_pairs",),
     "loading": ("load_encoder",),
     "metric": ("STSSpearman",),

@@ -3,7 +3,8 @@
 A plan is a YAML file (or a dict of the same form). Its experiments are of three kinds:
 
 - *selected*: ``grid`` is searched with ``grid_steps`` steps on the first seed, scored on the dev set only; the best
-  configuration is then run once per seed and scored on the test sets. Without a grid the seeds run at once.
+  configuration is then run once per seed and scored on the test sets. A grid holds lists of values, all combined, or
+  named settings to choose among, each a mapping of arguments. Without a grid the seeds run at once.
 - *listed*: ``trials`` names single runs by their arguments; first seed, dev set only.
 - *command*: ``command`` is the argument list of one Python process which writes ``{output_dir}/results.json`` itself,
   for baselines that need no training, and for what later runs start from; ``run_name`` names its folder.
@@ -106,7 +107,7 @@ class Experiment:
     title: str
     script: str
     arguments: Arguments
-    grid: dict[str, list[Any]]
+    grid: dict[str, Any]
     grid_steps: int | None
     final_arguments: Arguments
     seeds: list[int]
@@ -131,11 +132,14 @@ class Experiment:
         if not self.grid:
             return self.final_trials({})
         short = {} if self.grid_steps is None else {"max_steps": self.grid_steps}
-        return [self._trial(_point_name(point), "grid", dev_only | short | point) for point in self.points()]
+        return [self._trial(name, "grid", dev_only | short | point) for name, point in self.points().items()]
 
-    def points(self) -> list[Arguments]:
-        """The grid in order; the last name varies fastest."""
-        return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+    def points(self) -> dict[str, Arguments]:
+        """The grid in order, by the trials' names; the last argument varies fastest."""
+        if all(isinstance(values, dict) for values in self.grid.values()):
+            return self.grid
+        products = itertools.product(*self.grid.values())
+        return {_point_name(p): p for p in (dict(zip(self.grid, values, strict=True)) for values in products)}
 
     def final_trials(self, point: Arguments) -> list[Trial]:
         """The chosen configuration over the seeds, scored on the test sets."""
@@ -303,14 +307,16 @@ def _experiment(name: str, own: Mapping[str, Any], plan: Mapping[str, Any]) -> E
         return dict(plan.get(key) or {}) | dict(own.get(key) or {})
 
     grid = {} if single else pick("grid", {})
+    named = any(isinstance(values, dict) for values in grid.values())
     for key, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise PlanError(f"experiments.{name}.grid.{key} must be a list of values, got {values!r}")
+        if not isinstance(values, dict if named else list) or not values:
+            wanted = "a mapping of arguments" if named else "a list of values"
+            raise PlanError(f"experiments.{name}.grid.{key} must be {wanted}, got {values!r}")
     script = "" if own.get("command") else str(pick("script", ""))
     if not own.get("command") and not Path(script).is_file():
         raise PlanError(f"experiments.{name}.script must be a file, got {script!r} (seen from {Path.cwd()})")
-    for trial in own.get("trials") or {}:
-        _check_name(f"experiments.{name}.trials", trial)
+    for trial in grid if named else own.get("trials") or {}:
+        _check_name(f"experiments.{name}.{'grid' if named else 'trials'}", trial)
     for key in ("run_name", "measured_in"):
         _check_name(f"experiments.{name}.{key}", own.get(key, "run"))
     return Experiment(

@@ -12,12 +12,18 @@ from csekit.evaluation.results import read_results
 _MISSING = "–"
 
 
-def retrieval_table(folder: Path) -> tuple[str, list[str], list[list[str]]]:
+def retrieval_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
     """Caption, head and rows: a row for each results file, the lowest recall@1 of STS-B's 194 queries first.
 
     Arguments:
-        folder: ``results/evaluation/retrieval``, with one file at least.
+        results_dir: holds ``evaluation/retrieval``.
+
+    Raises:
+        FileNotFoundError: nothing was measured.
     """
+    folder = results_dir / "evaluation" / "retrieval"
+    if not any(folder.glob("*.json")):
+        raise FileNotFoundError(f"{folder}: holds no results of examples/score_retrieval.py")
     files = [read_results(path) for path in sorted(folder.glob("*.json"))]
     names = list(dict.fromkeys(name for file in files for name in file["retrieval"]))
     stsb = sorted((name for name in names if name.startswith("STS-B")), key=len)  # 97 queries before 194

@@ -102,19 +102,27 @@ def score_task(task: STSTask, similarities: Sequence[np.ndarray]) -> TaskScores:
     )
 
 
-class _Embedded:
-    """The distinct sentences of many pairs, embedded in one go."""
+class EmbeddedPairs:
+    """The distinct sentences of many pairs, embedded in one go.
 
-    def __init__(self, encoder: Encoder, subsets: Sequence[Pairs], progress: bool) -> None:
+    Attributes:
+        rows: sentence to its row.
+        embeddings_DH: (D, H) float32.
+    """
+
+    def __init__(self, encoder: Encoder, subsets: Sequence[Pairs], progress: bool = False) -> None:
         distinct = dict.fromkeys(text for pairs in subsets for text in (*pairs.sentences1, *pairs.sentences2))
         self.rows = {text: i for i, text in enumerate(distinct)}
         self.embeddings_DH = embed(encoder, list(distinct), progress)
 
+    def sides(self, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+        """(P, H) of the first and of the second sentences."""
+        first, second = ([self.rows[text] for text in texts] for texts in (pairs.sentences1, pairs.sentences2))
+        return self.embeddings_DH[first], self.embeddings_DH[second]
+
     def similarities(self, pairs: Pairs) -> np.ndarray:
-        first, second = (
-            self.embeddings_DH[[self.rows[text] for text in texts]] for texts in (pairs.sentences1, pairs.sentences2)
-        )
-        return cosine(first, second)
+        """(P,) cosines."""
+        return cosine(*self.sides(pairs))
 
 
 def evaluate_sts(encoder: Encoder, tasks: Sequence[STSTask], progress: bool = False) -> STSScores:
@@ -133,7 +141,7 @@ def evaluate_sts(encoder: Encoder, tasks: Sequence[STSTask], progress: bool = Fa
     forms = sorted({task.text_form for task in tasks})
     if len(forms) > 1:
         raise ValueError(f"tasks must share one text form, got {forms}")
-    embedded = _Embedded(encoder, [pairs for task in tasks for pairs in task.subsets], progress)
+    embedded = EmbeddedPairs(encoder, [pairs for task in tasks for pairs in task.subsets], progress)
     scores = {task.name: score_task(task, [embedded.similarities(p) for p in task.subsets]) for task in tasks}
     complete = set(STS_TASKS) <= scores.keys()
     return STSScores(
@@ -152,7 +160,12 @@ def evaluate_pairs(encoder: Encoder, pairs: Pairs, progress: bool = False) -> di
         ValueError: fewer than 3 pairs, the same score everywhere, or what ``embed`` raises.
     """
     check_scores(pairs.scores, pairs.path or pairs.name)
-    similarities = _Embedded(encoder, [pairs], progress).similarities(pairs)
+    return score_pairs(EmbeddedPairs(encoder, [pairs], progress), pairs)
+
+
+def score_pairs(embedded: EmbeddedPairs, pairs: Pairs) -> dict[str, float]:
+    """As ``evaluate_pairs``, of pairs that are embedded and checked already."""
+    similarities = embedded.similarities(pairs)
     return {
         "spearman": 100 * spearman(similarities, pairs.scores),
         "pearson": 100 * pearson(similarities, pairs.scores),

@@ -8,8 +8,8 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
 (``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), ``parameters/FILE``,
 ``costs/FILE``, ``peers/FILE`` and ``roofline/FILE`` for the files of these folders (see ``csekit.evaluation.costs``),
-``evaluation/retrieval`` for all files of that folder, or ``speed/FILE`` (see ``csekit.evaluation.retrieval_tables``).
-An ablation table stands in the plan's ``tables``::
+``speed/FILE`` (see ``csekit.evaluation.retrieval_tables``), or ``evaluation/…`` for all files of that folder
+(``retrieval``, ``geometry``, ``clustering``). An ablation table stands in the plan's ``tables``::
 
     lambda:
       title: Weight of the reconstruction term
@@ -33,6 +33,7 @@ from typing import Any
 
 from csekit.evaluation.costs import costs_table, parameters_table, peers_table, roofline_table
 from csekit.evaluation.curves import curves_table
+from csekit.evaluation.geometry_tables import clustering_table, geometry_table
 from csekit.evaluation.results import read_results
 from csekit.evaluation.retrieval_tables import retrieval_table, speed_table
 from csekit.evaluation.selection import selection_table
@@ -48,6 +49,11 @@ _BENCHMARKS = {
     "peers": ("train_step.py --rows benchmarks/peers.yaml", peers_table),
     "roofline": ("roofline.py", roofline_table),
     "speed": ("evaluation.py", speed_table),
+}
+_EVALUATION = {
+    "evaluation/retrieval": retrieval_table,
+    "evaluation/geometry": geometry_table,
+    "evaluation/clustering": clustering_table,
 }
 
 
@@ -136,10 +142,11 @@ def render(name: str, results_dir: Path) -> str:
     """The table of a marker."""
     if name == "selection":
         return selection_table(results_dir)
-    if name == "evaluation/retrieval":
-        if not any((results_dir / name).glob("*.json")):
-            raise TableError(f"{results_dir / name}: holds no results of examples/score_retrieval.py")
-        return _assembled(*retrieval_table(results_dir / name))
+    if name in _EVALUATION:
+        try:
+            return _assembled(*_EVALUATION[name](results_dir))
+        except (ValueError, OSError) as error:
+            raise TableError(f"table:{name}: {error}") from None
     plan, _, table = name.partition("/")
     if plan in _BENCHMARKS:
         script, make = _BENCHMARKS[plan]
@@ -186,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 stale.append(path)
                 if not args.check:
                     path.write_text(new, encoding="utf-8")
-    except (TableError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for path in stale:

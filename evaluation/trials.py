@@ -211,7 +211,7 @@ def select(experiment: Experiment, records: Records) -> tuple[Arguments, dict[st
     """
     found = [(dev_score(records.result(trial)), trial) for trial in experiment.first_trials()]
     best: tuple[Arguments, dict[str, Any]] | None = None
-    for point, (score, trial) in zip(experiment.points(), found, strict=True):
+    for point, (score, trial) in zip(experiment.points().values(), found, strict=True):
         if score is not None and (best is None or score > best[1]["dev"]):
             best = (
                 point,

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from csekit.cli import main
-from csekit.evaluation import read_results, sts_data
+from csekit.evaluation import clustering, read_results, sts_data
 
 
 def run(*arguments: str | Path) -> Any:
@@ -63,18 +63,50 @@ def test_errors_are_one_line(tiny_folder: Path, small_data: Path, arguments: lis
     assert found.output.count("\n") == 1 and found.output.startswith("error: ")
 
 
+def test_geometry_prints_tables_and_writes_results(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sts_data, "COUNTS", {"STS-B": {"test": 4}})
+    monkeypatch.setattr(clustering, "TITLES", 60)
+    stsb, titles = tmp_path / "data/STS/STSBenchmark", tmp_path / "data/stackoverflow"
+    for folder in (stsb, titles):
+        folder.mkdir(parents=True)
+    pairs = ["a dog\ta cat", "a man\ta woman", "red\tblue red", "the tree\tthe house"]
+    lines = [f"a\tb\tc\td\t{score}\t{pair}" for score, pair in zip((1, 2, 5, 4.5), pairs, strict=True)]
+    (stsb / "sts-test.csv").write_text("\n".join(lines))
+    words = ["dog", "cat", "tree"]
+    (titles / "title_StackOverflow.txt").write_text(
+        "".join(f"the {words[i % 3]} {'is ' * (i // 3)}\n" for i in range(60))
+    )
+    (titles / "label_StackOverflow.txt").write_text("".join(f"{i % 3 + 1}\n" for i in range(60)))
+    output = tmp_path / "results/evaluation/geometry/tiny.json"
+    common = ("geometry", tiny_folder, "--pooling", "mean", "--data_dir", tmp_path / "data", "--device", "cpu")
+    found = run(*common, "--no_clustering", "--output", output, "--title", "tiny, mean")
+    assert found.exit_code == 0, found.output
+    assert "alignment" in found.output and "2 pairs" in found.output and "V-measure" not in found.output
+    content = read_results(output)
+    assert content["title"] == "tiny, mean" and content["geometry"]["positives"] == 2 and "clustering" not in content
+    assert str(tmp_path) not in output.read_text() and content["run"]["weights"].keys() == {"model.safetensors"}
+    drawn = run("figures", "cosine-by-rating", "--results", tmp_path / "results", "--output", tmp_path)
+    assert drawn.exit_code == 0 and (tmp_path / "cosine-by-rating.png").is_file(), drawn.output
+    wrong = run(*common, "--threshold", "5")
+    assert wrong.exit_code == 2 and wrong.output.startswith("error: threshold must leave pairs above it, got 5")
+    missing = run(*common[:4], "--data_dir", tmp_path, "--device", "cpu")
+    assert missing.exit_code == 2 and missing.output.count("\n") == 1
+
+
 def test_help_imports_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\n"
         "from csekit.cli import main\n"
         "try:\n    main(['--help'])\n"
         "except SystemExit as stop:\n    assert not stop.code\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'scipy', 'numpy'} & sys.modules.keys()\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'scipy', 'numpy', 'matplotlib'} & sys.modules.keys()\n"
         "assert not heavy, heavy\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr
-    assert "eval" in found.stdout and "compare" in found.stdout
+    assert all(name in found.stdout for name in ("eval", "compare", "geometry", "figures"))
 
 
 def test_compare_needs_no_torch() -> None:

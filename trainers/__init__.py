@@ -2,6 +2,7 @@
 
 from .arguments import CSETrainingArguments, PretrainingArguments
 from .base_trainer import NonFiniteLossError
+from .callbacks import GeometryCallback
 from .collator import CSECollator
 from .corpora import Corpus, load_corpus
 from .packing import Blocks, PretrainingCollator, pack
@@ -16,6 +17,7 @@ __all__ = [
     "CSETrainer",
     "CSETrainingArguments",
     "Corpus",
+    "GeometryCallback",
     "NonFiniteLossError",
     "PretrainingArguments",
     "PretrainingCollator",

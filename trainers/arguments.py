@@ -51,7 +51,7 @@ class RunTrainingArguments(TrainingArguments):
 
 @dataclass
 class CSETrainingArguments(RunTrainingArguments):
-    """Arguments of contrastive training: :class:`RunTrainingArguments` with four own fields and SimCSE's settings.
+    """Arguments of contrastive training: :class:`RunTrainingArguments` with six own fields and SimCSE's settings.
 
     Defaults that differ from those of Transformers, and why:
 
@@ -65,6 +65,13 @@ class CSETrainingArguments(RunTrainingArguments):
     label_free_samples: int = field(
         default=256,
         metadata={"help": "Training sentences that the label-free criteria are computed on; 0: none."},
+    )
+    geometry: bool = field(
+        default=False,
+        metadata={"help": "Log alignment, uniformity and anisotropy of the dev set at every evaluation (geometry/…)."},
+    )
+    geometry_threshold: float = field(
+        default=4.0, metadata={"help": "Dev pairs with a higher gold score are the positives of geometry/alignment."}
     )
     augmentation: str = field(
         default="none",

@@ -3,11 +3,18 @@
 import logging
 import signal
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from csekit.evaluation.geometry_scores import positive_pairs, space_scores
+from csekit.evaluation.pairs import Pairs
+from csekit.modeling.distributed import world_size
+
+if TYPE_CHECKING:
+    from .trainer import CSETrainer
 
 logger = logging.getLogger(__name__)
 
@@ -69,3 +76,39 @@ class StopOnTerminate(TrainerCallback):
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None
+
+
+class GeometryCallback(TrainerCallback):
+    """Log the shape of the dev set's embeddings at every evaluation: ``geometry/alignment`` of the pairs with a gold
+    score above the threshold, ``geometry/uniformity``, ``geometry/mean_cosine`` and ``geometry/effective_rank`` of all
+    sentences (MSSE, Fig. 6).
+
+    The embeddings are those that the dev score was computed from: nothing is encoded again and no random number is
+    drawn. For 2,900 sentences it is about a second on one core.
+
+    Arguments:
+        trainer: whose dev set is measured, and whose log is written.
+        dev: scored pairs.
+        threshold: on the scale of their scores.
+
+    Raises:
+        ValueError: no dev set, or no pair above the threshold.
+    """
+
+    def __init__(self, trainer: "CSETrainer", dev: Pairs | None, threshold: float = 4.0) -> None:
+        if dev is None:
+            raise ValueError("geometry needs a dev set of scored pairs, got none (--data_dir or --dev_file)")
+        try:
+            positive_pairs(dev, threshold)
+        except ValueError as error:
+            raise ValueError(f"geometry_{error}") from None
+        self.trainer, self.dev, self.threshold = trainer, dev, threshold
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        embedded = self.trainer.embedded_dev  # on the process that scored it
+        scores = [None if embedded is None else space_scores(embedded, self.dev, self.threshold)]
+        if world_size() > 1:  # the log is the same on every process
+            dist.broadcast_object_list(scores, src=0)
+        self.trainer.log({f"geometry/{name}": value for name, value in (scores[0] or {}).items()})

@@ -252,8 +252,11 @@ def history(trainer: TermsTrainer) -> tuple[list[dict[str, float]], list[dict[st
     evaluations, log = [], []
     for entry in trainer.state.log_history:
         scores = {name.removeprefix("eval_"): value for name, value in entry.items() if name.startswith("eval_")}
+        geometry = {name: value for name, value in entry.items() if name.startswith("geometry/")}
         if scores:
             evaluations.append({"step": entry["step"], **scores})
+        elif geometry and evaluations:  # of the evaluation just before
+            evaluations[-1] |= geometry
         elif "loss" in entry:
             log.append({name: float(f"{v:.6g}") if isinstance(v, float) else v for name, v in entry.items()})
     return evaluations, log

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from csekit.evaluation.encoding import encode, evaluating
 from csekit.evaluation.geometry import label_free_criteria
 from csekit.evaluation.pairs import Pairs
-from csekit.evaluation.sts import evaluate_pairs
+from csekit.evaluation.sts import EmbeddedPairs, score_pairs
 from csekit.modeling import CSEModel
 from csekit.modeling.configuration_cse import dropout_fields
 from csekit.modeling.distributed import world_size
@@ -25,6 +25,7 @@ from csekit.modeling.tokenization import pad, tokenize
 from .arguments import CSETrainingArguments
 from .augmentation import check_augmentation, make_augmentation
 from .base_trainer import TRAINING_FOLDER, TermsTrainer, warn_of_launcher, without_autocast
+from .callbacks import GeometryCallback
 from .collator import CSECollator
 from .corpora import Corpus
 from .corpus_datasets import StreamingSentenceDataset
@@ -47,6 +48,7 @@ class CSETrainer(TermsTrainer):
         kwargs: further arguments of Transformers' Trainer.
 
     Every log entry holds ``loss/<term>`` and ``metrics/<diagnostic>``, averaged over its steps and over processes.
+    ``embedded_dev`` holds the embeddings that the last dev score was computed from, on the process that did it.
 
     Raises:
         ValueError: a combination that cannot work, before any step: a single column without dropout, an augmentation
@@ -67,6 +69,8 @@ class CSETrainer(TermsTrainer):
     ) -> None:
         check_setting(model, args, corpus)
         self.corpus, self.dev, self.tokenizer = corpus, dev, tokenizer
+        self.embedded_dev: EmbeddedPairs | None = None
+        geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []
         self._select(args, dev)
         collator = CSECollator(
             tokenizer,
@@ -86,6 +90,7 @@ class CSETrainer(TermsTrainer):
             train_dataset=corpus.dataset,
             eval_dataset=dev or sample or ["nothing to evaluate"],
             processing_class=tokenizer,
+            callbacks=[*kwargs.pop("callbacks", ()), *geometry],
             **kwargs,
         )
         if isinstance(corpus.dataset, StreamingSentenceDataset):
@@ -165,7 +170,8 @@ class CSETrainer(TermsTrainer):
         """The scores of :meth:`evaluate` without prefix, computed in this process."""
         scores: dict[str, float] = {}
         if self.dev is not None:
-            scores[f"{self.dev.name}_spearman"] = evaluate_pairs(self.embed, self.dev)["spearman"]
+            self.embedded_dev = EmbeddedPairs(self.embed, [self.dev])
+            scores[f"{self.dev.name}_spearman"] = score_pairs(self.embedded_dev, self.dev)["spearman"]
         if self._sample:
             first, second = self._dropout_views()
             criteria = label_free_criteria(self.embed(self._sample), first, second)

@@ -26,7 +26,7 @@ def test_rows_by_recall(tmp_path: Path) -> None:
     write_results(folder / "a.json", scores(70.0, scifact={"metrics": metrics, "queries": 300, "documents": 5183}))
     intents = {"banking77": {"accuracy": 79.987, "n": 3080, "experiments": [80.0] * 10}}
     write_results(folder / "b.json", scores(60.0) | {"classification": intents})
-    caption, head, body = retrieval_table(folder)
+    caption, head, body = retrieval_table(tmp_path)
     assert [row[0] for row in body] == ["at 60.0", "at 70.0"] and {len(row) for row in body} == {len(head)}
     assert head[1].startswith("STS-B, 97") and head[2].startswith("STS-B, 194")
     assert body[0][1:3] == ["59.00 / 80.00 / 90.13", "59.50 / 80.00 / 90.13"] and body[0][3:] == [

@@ -51,7 +51,9 @@ scored = words["do_predict"] == "True" or words.get("leak")
 tasks = {t: {"all": 50 + 1e4 * rate + i + (seed - 42) ** 2, "mean": 0, "wmean": 0} for i, t in enumerate(TASKS)}
 test = {"tasks": tasks, "avg": sum(t["all"] for t in tasks.values()) / 7} if scored else None
 result = {"name": out.name, "method": "simcse", "backbone": words["backbone"],
-          "corpus": {"name": "wiki_tiny", "checksum": "0", "rows": 1000}, "config": {}, "arguments": dict(words),
+          "corpus": {"name": "wiki_tiny", "checksum": "0", "rows": 1000,
+                     "used": round(1000 * float(words.get("share", 1)))},
+          "config": {}, "arguments": dict(words),
           "seed": seed, "dev": {"metric": "stsb_spearman", "best": dev, "step": 1, "history": []}, "test": test,
           "environment": {},
           "seconds": {"train": 2.0 * int(words["max_steps"]), "total": 2.0 * int(words["max_steps"]) + 5}}

@@ -72,7 +72,7 @@ def test_the_plans_fit_into_their_hours() -> None:
     minutes = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["max_minutes"] for path in PLANS}
     assert minutes["equal-terms"] + minutes["informin-ablations"] <= 180 and minutes["infocse-diffcse"] <= 340
     assert minutes["infocse-ablations"] + minutes["diffcse-ablations"] <= 250
-    assert sum(minutes[name] for name in ("msse", "few-shot", "supervised", "msse-ablations", "combinations")) <= 390
+    assert sum(minutes[name] for name in ("msse", "few-shot", "supervised", "msse-ablations", "combinations")) <= 420
 
 
 def test_equal_terms_are_equal(environment: dict[str, str]) -> None:
@@ -119,3 +119,26 @@ def test_few_shot_runs_are_equal_but_for_method_and_share(environment: dict[str,
     assert {trial.steps for trial in plan.trials()} == {300}
     shares = [(trial.arguments["method"], float(str(trial.arguments["train_fraction"]))) for trial in plan.trials()]
     assert {share for _, share in shares} == {0.001, 0.01, 0.1} and len(shares) == 30
+
+
+def test_each_combination_stands_beside_its_parts(environment: dict[str, str]) -> None:
+    plan = Plan.read(CONFIGS / "combinations.yaml", environment)
+    parts = {trial.name: trial.arguments for trial in plan.experiments["parts"].first_trials()}
+    weights = {name: {key for key in given if key.endswith("_weight")} for name, given in parts.items()}
+    assert weights.pop("simcse") == set() and all(len(names) == 1 for names in weights.values())
+    search = plan.experiments["combinations"]
+    combined = {trial.name: trial for trial in search.first_trials()}
+    assert list(combined) == ["dcm-rtd", "icm-aux-mlm", "reconstruction-dcm", "all"]
+    for trial in combined.values():
+        own = {key for key in trial.arguments if key.endswith("_weight")}
+        used = [parts[name] for name, names in weights.items() if names <= own]
+        assert len(used) == len(own) >= 2  # every part was measured alone
+        joined = {key: value for given in used for key, value in given.items()}
+        assert joined == trial.arguments  # with the same weight, on the same terms
+        assert trial.kind == "grid" and trial.arguments["do_predict"] == "False"
+    finals = search.final_trials(search.points()["dcm-rtd"])
+    assert [trial.name for trial in finals] == ["seed=42", "seed=43", "seed=44"]
+    for final, base in zip(finals, plan.experiments["simcse"].first_trials(), strict=True):
+        assert final.arguments["do_predict"] == base.arguments["do_predict"] == "True"
+        differ = {key for key in final.arguments if final.arguments[key] != base.arguments.get(key)}
+        assert differ == {"method", "dcm_weight", "rtd_weight"}

@@ -29,6 +29,7 @@ def test_two_processes_train_like_one_with_the_joined_batch(
         "max_steps": 6,
         "eval_steps": 2,
         "logging_steps": 2,
+        "geometry": True,
         "per_device_train_batch_size": 4,
         "train_sampling_strategy": "sequential",
         "optim": "sgd",  # Adam would blow up the rounding of gradients that are zero

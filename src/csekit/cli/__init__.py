@@ -9,6 +9,8 @@ import csekit
 
 from .compare import compare
 from .evaluate import evaluate
+from .figures import figures
+from .geometry import geometry
 from .label import label
 from .neighbors import neighbors
 from .report import report
@@ -19,6 +21,8 @@ main.command("compare")(compare)
 main.command("neighbors")(neighbors)
 main.command("label")(label)
 main.command("report")(report)
+main.command("geometry")(geometry)
+main.command("figures")(figures)
 
 
 def _version(value: bool) -> None:

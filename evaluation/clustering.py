@@ -1,0 +1,330 @@
+"""Clustering of titles with known topics: K-Means, V-measure, accuracy after matching, and a t-SNE map.
+
+Shape suffixes: N titles, M mapped titles, H embedding size, K clusters, C labels.
+
+scikit-learn's parallel sums depend on the order in which threads end; everything here runs on one thread, so that a
+seed gives the same digits. The global random state is not touched.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from csekit.evaluation.encoding import Encoder, embed
+from csekit.evaluation.pairs import normal, read_lines
+from csekit.evaluation.sts_data import _find
+
+#: Titles of the StackOverflow set (Xu et al. 2017); 1,000 of each label.
+TITLES = 20_000
+#: Names of the labels 1 to 20.
+LABELS = (
+    "wordpress",
+    "oracle",
+    "svn",
+    "apache",
+    "excel",
+    "matlab",
+    "visual-studio",
+    "cocoa",
+    "osx",
+    "bash",
+    "spring",
+    "hibernate",
+    "scala",
+    "sharepoint",
+    "ajax",
+    "qt",
+    "drupal",
+    "linq",
+    "haskell",
+    "magento",
+)
+
+
+@dataclass(frozen=True)
+class ClusteringOptions:
+    """How titles are clustered.
+
+    Arguments:
+        clusters: of K-Means; None: one a label, which is what matched accuracy is meant for.
+        restarts: K-Means runs, of which the one with the lowest inertia is kept.
+        points: titles of the t-SNE map, drawn by the seed; 0: no map.
+        point_clusters: K of K-Means over the map's titles, its colours (MSSE, Fig. 4: 30).
+        perplexity: of t-SNE.
+        seed: of K-Means, t-SNE and the drawing of points.
+    """
+
+    clusters: int | None = None
+    restarts: int = 5
+    points: int = 1000
+    point_clusters: int = 30
+    perplexity: float = 30.0
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        for name, least in (("clusters", 2), ("restarts", 1), ("point_clusters", 2), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.points and not 0 < self.perplexity < self.points:
+            raise ValueError(f"perplexity must lie between 0 and points ({self.points}), got {self.perplexity:g}")
+        if self.points and self.points < self.point_clusters:
+            raise ValueError(f"points must be 0 or at least point_clusters ({self.point_clusters}), got {self.points}")
+
+
+@dataclass(frozen=True)
+class TopicMap:
+    """Titles in two dimensions.
+
+    Arguments:
+        points: (M, 2).
+        labels: (M,) places in ``names``.
+        clusters: (M,) from 0.
+        names: of the labels.
+    """
+
+    points: np.ndarray
+    labels: np.ndarray
+    clusters: np.ndarray
+    names: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A string a point, ``x y label cluster``: a results file has a line for each."""
+        rows = zip(self.points, self.labels, self.clusters, strict=True)
+        return {"names": list(self.names), "points": [f"{x:.2f} {y:.2f} {label} {c}" for (x, y), label, c in rows]}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> "TopicMap":
+        """What ``to_dict`` wrote. Raises ValueError for anything else."""
+        try:
+            table = np.array([[float(word) for word in row.split()] for row in content["points"]]).reshape(-1, 4)
+            whole = table[:, 2:].astype(int)
+            return cls(table[:, :2], whole[:, 0], whole[:, 1], tuple(content["names"]))
+        except (KeyError, ValueError, AttributeError) as error:
+            raise ValueError(f"map must hold names and points 'x y label cluster': {error}") from error
+
+
+@dataclass(frozen=True)
+class ClusteringScores:
+    """What :func:`clustering_suite` found; percentages.
+
+    Arguments:
+        titles, labels, clusters: how many.
+        v_measure: harmonic mean of homogeneity and completeness (Rosenberg & Hirschberg 2007).
+        accuracy: share of titles in a cluster that is matched with their label, see :func:`matched_accuracy`.
+        map: None where no points were asked for.
+        truncated: titles that were cut, None where the encoder does not say.
+        checksum: of titles and labels.
+    """
+
+    options: ClusteringOptions
+    titles: int
+    labels: int
+    clusters: int
+    v_measure: float
+    homogeneity: float
+    completeness: float
+    accuracy: float
+    map: TopicMap | None
+    truncated: int | None
+    checksum: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a results file."""
+        options = self.options
+        found = {
+            "set": "StackOverflow",
+            "titles": self.titles,
+            "labels": self.labels,
+            "clusters": self.clusters,
+            "restarts": options.restarts,
+            "seed": options.seed,
+            "v_measure": self.v_measure,
+            "homogeneity": self.homogeneity,
+            "completeness": self.completeness,
+            "accuracy": self.accuracy,
+            "truncated": self.truncated,
+            "checksum": self.checksum,
+        }
+        if self.map is None:
+            return found
+        drawn = {"clusters": options.point_clusters, "perplexity": options.perplexity, **self.map.to_dict()}
+        return {**found, "map": drawn}
+
+    @property
+    def head(self) -> list[str]:
+        """Of :meth:`rows`."""
+        return [f"clustering, {self.titles} titles", "value"]
+
+    def rows(self) -> list[list[str]]:
+        """For a terminal: what, value."""
+        rows = [
+            ["V-measure", f"{self.v_measure:.2f}"],
+            ["  homogeneity", f"{self.homogeneity:.2f}"],
+            ["  completeness", f"{self.completeness:.2f}"],
+            ["accuracy, clusters matched", f"{self.accuracy:.2f}"],
+        ]
+        return [[f"{name} (K = {self.clusters})" if not name.startswith(" ") else name, value] for name, value in rows]
+
+
+def load_stackoverflow(data_dir: str | Path) -> tuple[list[str], np.ndarray]:
+    """The 20,000 titles and their labels.
+
+    Arguments:
+        data_dir: the folder with ``title_StackOverflow.txt`` and ``label_StackOverflow.txt``, or one that holds it as
+            ``stackoverflow/``, or stands beside it.
+
+    Returns:
+        titles, and labels (N,) as places in ``LABELS``.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a wrong count (names file, expected, found), an empty title, a label outside 1 to 20.
+    """
+    root = _find(data_dir, "title_StackOverflow.txt", ("stackoverflow", "", "../stackoverflow"))
+    if root is None:
+        where = Path(data_dir) / "stackoverflow" / "title_StackOverflow.txt"
+        raise FileNotFoundError(f"{where}: no such file, needed for clustering")
+    files = {name: root / f"{name}_StackOverflow.txt" for name in ("title", "label")}
+    lines = {name: read_lines(path) for name, path in files.items()}
+    for name, path in files.items():
+        if len(lines[name]) != TITLES:
+            raise ValueError(f"{path}: expected {TITLES} lines, found {len(lines[name])}")
+    allowed = {str(number): number - 1 for number in range(1, len(LABELS) + 1)}
+    for i, (title, label) in enumerate(zip(lines["title"], lines["label"], strict=True), 1):
+        if not title.strip():
+            raise ValueError(f"{files['title']}, line {i}: must hold a title, the line is blank")
+        if label.strip() not in allowed:
+            raise ValueError(f"{files['label']}, line {i}: must be a label from 1 to {len(LABELS)}, got {label!r}")
+    return [normal(title) for title in lines["title"]], np.array([allowed[label.strip()] for label in lines["label"]])
+
+
+def clustering_suite(
+    encoder: Encoder, data_dir: str | Path, options: ClusteringOptions | None = None, progress: bool = False
+) -> ClusteringScores:
+    """Cluster the StackOverflow titles by their embeddings, rows normalised.
+
+    Arguments:
+        encoder: as for ``evaluate_sts``.
+        data_dir: as for ``load_stackoverflow``.
+
+    Raises:
+        ValueError, FileNotFoundError: what ``load_stackoverflow`` and ``embed`` raise.
+    """
+    options = options or ClusteringOptions()
+    titles, labels = load_stackoverflow(data_dir)
+    state = hashlib.sha256()
+    for title, label in zip(titles, labels, strict=True):
+        state.update(f"{title}\t{label}\n".encode())
+    embeddings_NH = embed(encoder, titles, progress)
+    return score_clusters(
+        embeddings_NH,
+        labels,
+        options,
+        names=LABELS,
+        truncated=getattr(encoder, "truncated", None),
+        checksum=state.hexdigest(),
+    )
+
+
+def score_clusters(
+    embeddings: np.ndarray,
+    labels: np.ndarray,
+    options: ClusteringOptions,
+    names: tuple[str, ...] = LABELS,
+    truncated: int | None = None,
+    checksum: str = "",
+) -> ClusteringScores:
+    """The scores of any embeddings with labels.
+
+    Arguments:
+        embeddings: (N, H).
+        labels: (N,) places in ``names``.
+    """
+    from sklearn.metrics import homogeneity_completeness_v_measure
+
+    unit_NH = unit_rows(embeddings)
+    count = len(np.unique(labels))
+    clusters = options.clusters or count
+    found_N = kmeans(unit_NH, clusters, options.restarts, options.seed)
+    homogeneity, completeness, v_measure = homogeneity_completeness_v_measure(labels, found_N)
+    return ClusteringScores(
+        options=options,
+        titles=len(labels),
+        labels=count,
+        clusters=clusters,
+        v_measure=100 * float(v_measure),
+        homogeneity=100 * float(homogeneity),
+        completeness=100 * float(completeness),
+        accuracy=100 * matched_accuracy(labels, found_N),
+        map=topic_map(unit_NH, labels, options, names) if options.points else None,
+        truncated=truncated,
+        checksum=checksum,
+    )
+
+
+def topic_map(
+    embeddings: np.ndarray, labels: np.ndarray, options: ClusteringOptions, names: tuple[str, ...] = LABELS
+) -> TopicMap:
+    """t-SNE and K-Means of drawn rows.
+
+    Arguments:
+        embeddings: (N, H), rows of length 1.
+        labels: (N,) places in ``names``.
+    """
+    drawn = np.sort(np.random.default_rng(options.seed).permutation(len(labels))[: options.points])
+    clusters = kmeans(embeddings[drawn], options.point_clusters, options.restarts, options.seed)
+    points = tsne(embeddings[drawn], options.perplexity, options.seed)
+    return TopicMap(points, labels[drawn], clusters, tuple(names))
+
+
+def unit_rows(x: np.ndarray) -> np.ndarray:
+    """Rows to length 1, float32; a row of zeros stays one."""
+    x = np.asarray(x, dtype=np.float32)
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+
+
+def kmeans(x: np.ndarray, clusters: int, restarts: int = 5, seed: int = 42) -> np.ndarray:
+    """Cluster of each row, (N,), numbered from 0.
+
+    Raises:
+        ValueError: more clusters than rows.
+    """
+    from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
+
+    if clusters > len(x):
+        raise ValueError(f"clusters must be at most the {len(x)} rows, got {clusters}")
+    with threadpool_limits(1):
+        return np.asarray(KMeans(clusters, n_init=restarts, random_state=seed).fit_predict(x))
+
+
+def matched_accuracy(labels: np.ndarray, clusters: np.ndarray) -> float:
+    """Share of rows whose cluster is matched with their label, under the best matching of clusters and labels, one to
+    one (Hungarian algorithm). Clusters beyond the number of labels stay without a match.
+
+    Arguments:
+        labels, clusters: (N,) whole numbers.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    labels, clusters = np.asarray(labels), np.asarray(clusters)
+    if labels.shape != clusters.shape or labels.ndim != 1 or not len(labels):
+        raise ValueError(f"labels and clusters must be (N,) both, got {labels.shape} and {clusters.shape}")
+    label_names, rows = np.unique(labels, return_inverse=True)
+    cluster_names, columns = np.unique(clusters, return_inverse=True)
+    table_CK = np.zeros((len(label_names), len(cluster_names)), dtype=np.int64)
+    np.add.at(table_CK, (rows, columns), 1)
+    return float(table_CK[linear_sum_assignment(table_CK, maximize=True)].sum() / len(labels))
+
+
+def tsne(x: np.ndarray, perplexity: float = 30.0, seed: int = 42) -> np.ndarray:
+    """(M, 2) t-SNE of the rows (van der Maaten & Hinton 2008), started from their principal components."""
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):
+        return np.asarray(TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(x))

@@ -1,0 +1,124 @@
+"""Figures of embedding spaces: pure functions of arrays, each returns a matplotlib Figure. Nothing is read or saved.
+
+Shape suffixes: P pairs, M points.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from csekit.evaluation.clustering import TopicMap
+from csekit.evaluation.geometry_scores import EDGES, rating_groups
+from csekit.evaluation.plotting import COLOURS, MARKERS, drawing, label_points, name_groups, panels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@drawing
+def cosine_violins(
+    models: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    edges: Sequence[float] = EDGES,
+    source: str = "STS-B test",
+    columns: int = 3,
+) -> "Figure":
+    """The cosines of pairs by gold rating, a violin a group and a panel a model (DiffCSE, Fig. 2).
+
+    Arguments:
+        models: name to (cosines, gold), (P,) each; the same gold in all.
+        edges: of the groups of ratings.
+        source: of the pairs, for the axis.
+    """
+    figure, axes = panels(len(models), columns, 3.3, 2.7, sharex=True, sharey=True)
+    names = [f"{low:g}–{high:g}" for low, high in pairwise(edges)]
+    for index, (axis, (model, (cosines, gold))) in enumerate(zip(axes, models.items(), strict=True)):
+        groups = [np.asarray(cosines)[places] for places in rating_groups(gold, edges)]
+        for place, values in enumerate(groups):
+            if len(values) > 1 and np.ptp(values) > 0:
+                parts: Any = axis.violinplot(
+                    [values], [place], orientation="horizontal", widths=0.85, showextrema=False, bw_method=0.2
+                )
+                for body in parts["bodies"]:
+                    body.set(facecolor=COLOURS[5], edgecolor=COLOURS[0], alpha=0.9, linewidth=0.7)
+            if len(values):
+                low, middle, high = np.percentile(values, [25, 50, 75])
+                axis.plot([low, high], [place, place], color=COLOURS[0], linewidth=2.5, solid_capstyle="butt")
+                axis.plot(middle, place, "o", color="white", markeredgecolor=COLOURS[6], markersize=4)
+        axis.set_title(model)
+        axis.set_yticks(range(len(groups)), [f"{name}\nn = {len(v)}" for name, v in zip(names, groups, strict=True)])
+        axis.tick_params("y", length=0)
+        axis.tick_params("x", labelbottom=True)
+        axis.grid(axis="y", visible=False)
+        axis.set_xlabel("cosine similarity")
+        if index % columns == 0:
+            axis.set_ylabel(f"gold rating, {source}")
+    return figure
+
+
+@drawing
+def alignment_uniformity(
+    points: Mapping[str, tuple[float, float, float]],
+    score: str = "STS-B test, Spearman × 100",
+    source: str = "STS-B test",
+) -> "Figure":
+    """Encoders by alignment and uniformity, their STS score as colour and number (InforMin-CL, Fig. 3).
+
+    Arguments:
+        points: name to (alignment, uniformity, score).
+        score: what the colour says.
+        source: of the pairs, for the axes.
+    """
+    figure, (axis,) = panels(1, 1, 6.4, 4.2)
+    table = np.array([points[name] for name in points], dtype=np.float64)
+    drawn = axis.scatter(
+        table[:, 1], table[:, 0], c=table[:, 2], cmap="cividis", s=70, edgecolors="black", linewidths=0.8, zorder=3
+    )
+    bar = figure.colorbar(drawn, ax=axis, pad=0.02)
+    bar.set_label(score)
+    bar.outline.set_visible(False)
+    axis.margins(0.22, 0.16)
+    axis.set_xlabel(f"uniformity, {source} (lower: more uniform)")
+    axis.set_ylabel(f"alignment, {source} (lower: closer)")
+    names = [f"{name}: {value:.1f}" for name, value in zip(points, table[:, 2], strict=True)]
+    label_points(axis, table[:, 1].tolist(), table[:, 0].tolist(), names)
+    return figure
+
+
+@drawing
+def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int = 3) -> "Figure":
+    """t-SNE maps side by side, coloured by cluster (InforMin-CL, Fig. 2; MSSE, Fig. 4) or by label.
+
+    A group has a colour and a marker. A label has the same ones on every map, and its name stands where most of its
+    titles are, as far as another name is not there.
+
+    Arguments:
+        maps: model to its map.
+        by: ``clusters`` or ``labels``.
+    """
+    if by not in ("clusters", "labels"):
+        raise ValueError(f"by must be 'clusters' or 'labels', got {by!r}")
+    figure, axes = panels(len(maps), columns, 3.3, 3.2)
+    for axis, (model, map_) in zip(axes, maps.items(), strict=True):
+        groups = map_.clusters if by == "clusters" else map_.labels
+        order = _around_middle(map_.points, groups) if by == "clusters" else list(range(len(map_.names)))
+        for place, group in enumerate(order):
+            colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
+            xs, ys = map_.points[groups == group].T
+            axis.scatter(xs, ys, s=9, c=colour, marker=marker, linewidths=0, alpha=0.75)
+        axis.set(xticks=[], yticks=[])
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(True)
+        axis.set_title(model)
+    if by == "labels":
+        for axis, map_ in zip(axes, maps.values(), strict=True):
+            name_groups(axis, map_.points, map_.labels, map_.names)
+    return figure
+
+
+def _around_middle(points: np.ndarray, groups: np.ndarray) -> list[Any]:
+    """The groups around the middle of the map, so that neighbours follow each other and get different colours."""
+    names = np.unique(groups)
+    middles = np.stack([np.median(points[groups == name], axis=0) for name in names]) - np.median(points, axis=0)
+    return [names[i] for i in np.argsort(np.arctan2(middles[:, 1], middles[:, 0]), kind="stable")]

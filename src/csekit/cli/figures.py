@@ -1,0 +1,24 @@
+"""``csekit figures``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import one_line_errors
+
+
+def figures(
+    names: Annotated[list[str] | None, typer.Argument(help="Pictures to draw; all whose results are there.")] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder of the results files.")] = Path("results"),
+    output: Annotated[Path, typer.Option("--output", help="Folder of the pictures.")] = Path("docs/pictures"),
+) -> None:
+    """Draw the pictures of the documents from results files."""
+    with one_line_errors():
+        from csekit.evaluation.pictures import draw
+
+        written, missing = draw(results, output, names or ())
+        for path in written:
+            typer.echo(f"written: {path} ({path.stat().st_size / 1000:.0f} kB)")
+        for name, reason in missing.items():
+            typer.echo(f"not drawn: {name}: {' '.join(reason.split())}")

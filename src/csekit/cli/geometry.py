@@ -1,0 +1,90 @@
+"""``csekit geometry``."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .common import one_line_errors, table
+
+if TYPE_CHECKING:
+    from csekit.evaluation import ClusteringOptions, GeometryOptions, TextEncoder
+
+
+def geometry(
+    path: Annotated[str, typer.Argument(help="A model folder, or a name on the Hub.")],
+    data_dir: Annotated[
+        str | None,
+        typer.Option("--data_dir", envvar="CSEKIT_DATA", help="SentEval's layout, and stackoverflow/ for clustering."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="A results file NAME.json.")] = None,
+    title: Annotated[str | None, typer.Option("--title", help="The name in tables and pictures.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run's results file.")] = False,
+    split: Annotated[str, typer.Option("--split", help="Of STS-B: test or dev.")] = "test",
+    threshold: Annotated[float, typer.Option("--threshold", help="Positives have a higher gold score.")] = 4.0,
+    clustering: Annotated[
+        bool, typer.Option("--clustering/--no_clustering", help="Cluster the StackOverflow titles too.")
+    ] = True,
+    seed: Annotated[int, typer.Option("--seed", help="Of K-Means and t-SNE.")] = 42,
+    pooling: Annotated[
+        str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean; for plain encoders.")
+    ] = None,
+    text_form: Annotated[str, typer.Option("--text_form", help="tokenized (as the papers) or raw.")] = "tokenized",
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda, cuda:1; the GPU where there is one.")
+    ] = None,
+) -> None:
+    """The shape of an encoder's space: alignment, uniformity, anisotropy, clusters of titles, a map."""
+    with one_line_errors():
+        if output is not None and output.suffix != ".json":
+            raise ValueError(f"--output must end in .json, got {output.name!r}")
+        if data_dir is None:
+            raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the data")
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        from csekit.evaluation import ClusteringOptions, GeometryOptions, load_encoder
+
+        options = GeometryOptions(split=split, threshold=threshold, text_form=text_form)
+        clusters = ClusteringOptions(seed=seed) if clustering else None
+        encoder = load_encoder(path, pooling=pooling, device=device)
+        started = time.perf_counter()
+        found = _measure(encoder, data_dir, options, clusters)
+        if output is not None:
+            seconds = time.perf_counter() - started
+            _write(output, path, encoder, found, title or encoder.name, round(seconds, 1), overwrite)
+            typer.echo(f"written: {output}")
+
+
+def _measure(
+    encoder: "TextEncoder", data_dir: str, options: "GeometryOptions", clusters: "ClusteringOptions | None"
+) -> dict[str, Any]:
+    """The scores by their name in the results file, each printed as soon as it is there."""
+    from csekit.evaluation import clustering_suite, geometry_suite
+
+    found: dict[str, Any] = {"geometry": geometry_suite(encoder, data_dir, options)}
+    typer.echo(table(found["geometry"].head, found["geometry"].rows()) + "\n")
+    if clusters is not None:
+        found["clustering"] = clustering_suite(encoder, data_dir, clusters)
+        typer.echo(table(found["clustering"].head, found["clustering"].rows()) + "\n")
+    return found
+
+
+def _write(
+    output: Path, path: str, encoder: "TextEncoder", found: dict[str, Any], title: str, seconds: float, overwrite: bool
+) -> None:
+    from csekit.evaluation import checksum, environment, write_results
+
+    weights = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []
+    contents = {name: scores.to_dict() for name, scores in found.items()}
+    run = {
+        "encoder": encoder.describe(),
+        "weights": {file.name: checksum(file) for file in weights},
+        "settings": {name: repr(scores.options) for name, scores in found.items()},
+        "data": {name: content["checksum"] for name, content in contents.items()},
+    }
+    results = {"run": run, "name": encoder.name, "title": title, **contents, "environment": environment()}
+    results["seconds"] = {"total": seconds}
+    write_results(output, results, found["geometry"].similarities(), overwrite=overwrite)
