@@ -4,6 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from csekit.evaluation.baselines import StaticTokens as StaticTokens
+    from csekit.evaluation.baselines import TfidfEncoder as TfidfEncoder
+    from csekit.evaluation.baselines import Whitening as Whitening
+    from csekit.evaluation.baselines import static_encoder as static_encoder
     from csekit.evaluation.compare import Difference as Difference
     from csekit.evaluation.compare import compare_runs as compare_runs
     from csekit.evaluation.encoding import TextEncoder as TextEncoder
@@ -27,8 +31,13 @@ if TYPE_CHECKING:
     from csekit.evaluation.sts_data import load_sts as load_sts
     from csekit.evaluation.sts_data import load_sts_hub as load_sts_hub
     from csekit.evaluation.sts_data import load_stsb_dev as load_stsb_dev
+    from csekit.evaluation.transfer import TransferScores as TransferScores
+    from csekit.evaluation.transfer import evaluate_transfer as evaluate_transfer
+    from csekit.evaluation.transfer_data import TransferTask as TransferTask
+    from csekit.evaluation.transfer_data import load_transfer as load_transfer
 
 _PUBLIC = {
+    "baselines": ("StaticTokens", "TfidfEncoder", "Whitening", "static_encoder"),
     "compare": ("Difference", "compare_runs"),
     "encoding": ("TextEncoder", "encode"),
     "geometry": ("alignment", "effective_rank", "label_free_criteria", "mean_cosine", "uniformity"),
@@ -38,6 +47,8 @@ _PUBLIC = {
     "results": ("checksum", "environment", "read_results", "write_results"),
     "sts": ("STSScores", "evaluate_pairs", "evaluate_sts"),
     "sts_data": ("load_sts", "load_sts_hub", "load_stsb_dev"),
+    "transfer": ("TransferScores", "evaluate_transfer"),
+    "transfer_data": ("TransferTask", "load_transfer"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
