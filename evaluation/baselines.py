@@ -53,7 +53,7 @@ class StaticTokens(nn.Module):
 def static_encoder(
     path_or_id: str | Path, max_length: int | None = None, device: str | torch.device | None = None
 ) -> TextEncoder:
-    """``StaticTokens`` of a Transformers folder or Hub id. Pooling ``static``; ``max_length`` 512 by default, since word
+    """``StaticTokens`` of a Transformers folder or Hub id, pooling ``static``. ``max_length`` is 512 by default: word
     embeddings know no limit.
 
     Raises:

@@ -17,7 +17,7 @@ class Record:
         path: ends in .json.
         run: says which encoder: a file of another one is never touched.
         name: of the encoder.
-        title: of its row in tables.
+        title: of its row in tables; None: as it is in the file, or the name.
         settings: key to settings of the suites to come.
         overwrite: begin the file anew.
 
@@ -31,18 +31,18 @@ class Record:
         path: str | Path,
         run: Mapping[str, Any],
         name: str,
-        title: str,
+        title: str | None,
         settings: Mapping[str, Mapping[str, Any]],
         overwrite: bool = False,
     ) -> None:
         self.path, self.settings = Path(path), settings
         if self.path.suffix != ".json":
             raise ValueError(f"--output must end in .json, got {self.path.name!r}")
-        self._content: dict[str, Any] = {"name": name, "backbone": name, "suites": {}, "seconds": {}}
+        self._content: dict[str, Any] = {"title": name, "suites": {}, "seconds": {}}
         self._similarities: dict[str, Any] = {}
         if self.path.exists() and not overwrite:
             self._resume(run)
-        self._content |= {"run": run, "title": title}
+        self._content |= {"run": run, "name": name, "backbone": name, "title": title or self._content["title"]}
 
     def _resume(self, run: Mapping[str, Any]) -> None:
         old = read_results(self.path)
@@ -52,7 +52,8 @@ class Record:
             held = old.get("suites", {}).get(key, {}).get("settings")
             if held is not None and held != settings:
                 raise FileExistsError(
-                    f"{self.path}: holds {key} with {held}, now it is {dict(settings)}; choose another name or --overwrite"
+                    f"{self.path}: holds {key} with {held}, now it is {dict(settings)}; choose another name or "
+                    "--overwrite"
                 )
         if old.pop("similarities", None):
             self._similarities = read_similarities(self.path)

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from csekit.evaluation.encoding import Encoder
 from csekit.evaluation.sts import evaluate_sts
-from csekit.evaluation.sts_data import DEV_TASKS, HUB_DATASETS, STS_TASKS, STSTask, load_sts, load_sts_hub
-from csekit.evaluation.transfer import evaluate_transfer
+from csekit.evaluation.sts_data import DEV_TASKS, HUB_DATASETS, STS_TASKS, TEXT_FORMS, STSTask, load_sts, load_sts_hub
+from csekit.evaluation.transfer import MODES, evaluate_transfer
 from csekit.evaluation.transfer_data import TRANSFER_TASKS, TransferTask, load_transfer
 
 _HUB_ONLY = tuple(name for name in HUB_DATASETS if name not in (*STS_TASKS, *DEV_TASKS))
@@ -42,6 +42,12 @@ class SuiteOptions:
     mode: str = "test"
     seed: int = 1111
     progress: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("text_form", TEXT_FORMS), ("mode", MODES)):
+            if getattr(self, name) not in allowed:
+                words = " or ".join(map(repr, allowed))
+                raise ValueError(f"{name} must be {words}, got {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)

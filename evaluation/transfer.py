@@ -1,7 +1,7 @@
 """Transfer: logistic regression on frozen sentence embeddings, by SentEval's protocol (Conneau & Kiela 2018).
 
-- one set (MR, CR, SUBJ, MPQA): nested cross-validation, 10 stratified folds outside and inside; accuracy is the mean of
-  the outer folds
+- one set (MR, CR, SUBJ, MPQA): nested cross-validation, 10 stratified folds outside and inside; accuracy is the mean
+  of the outer folds
 - train and test (TREC, MRPC): 10 folds of the training side choose C, the test side is scored once; a pair's features
   are |u − v| and u ⊙ v
 - train, dev and test (SST2): the dev side chooses C

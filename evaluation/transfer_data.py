@@ -151,13 +151,15 @@ def _unlabelled(lines: Sequence[str], label: int) -> list[_Row]:
 def _sst(line: str, where: str) -> _Row:
     """Sentence, tab, 0 or 1."""
     text, _, label = line.rpartition("\t")
-    return (_text(text, where),), _label(label, ("0", "1"), where)
+    number = _label(label, ("0", "1"), where)
+    return (_text(text, where),), number
 
 
 def _trec(line: str, where: str) -> _Row:
     """``COARSE:fine question``; the coarse class is the label."""
     coarse, _, rest = line.partition(":")
-    return (_text(rest.partition(" ")[2], where),), _label(coarse, TREC_CLASSES, where)
+    number = _label(coarse, TREC_CLASSES, where)
+    return (_text(rest.partition(" ")[2], where),), number
 
 
 def _mrpc(line: str, where: str) -> _Row:

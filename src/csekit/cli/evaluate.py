@@ -82,7 +82,7 @@ def _score(
     record = None
     if output is not None:
         settings = {SUITES[name].key: suite_settings(name, tasks, options) for name, tasks in chosen.items()}
-        record = Record(output, _run(path, encoder), encoder.name, title or encoder.name, settings, overwrite)
+        record = Record(output, _run(path, encoder), encoder.name, title, settings, overwrite)
     for name, scores, seconds in score_suites(encoder, data, options):
         typer.echo(table(*scores.table()))
         typer.echo(f"{encoder.name}: {name}, {seconds:.1f} s{_counts(encoder, scores)}\n")
@@ -123,7 +123,7 @@ def _run(path: str, encoder: "TextEncoder") -> dict[str, Any]:
 
 def _counts(encoder: "TextEncoder", scores: Any) -> str:
     """How many sentences were encoded and cut, where the scores tell."""
-    if not hasattr(scores, "sentences"):
+    if not hasattr(scores, "text_form"):
         return ""
-    form = f", {scores.text_form} text" if hasattr(scores, "text_form") else ""
-    return f"{form}, {scores.sentences} distinct sentences, {scores.truncated} cut at {encoder.max_length} tokens"
+    cut = "" if encoder.max_length is None else f", {scores.truncated} cut at {encoder.max_length} tokens"
+    return f", {scores.text_form} text, {scores.sentences} distinct sentences{cut}"
