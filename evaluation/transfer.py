@@ -213,7 +213,7 @@ def pair_features(u: Features, v: Features) -> Features:
 
 def _classifier(x: Features, y: np.ndarray) -> LogisticRegression:
     if issparse(x):
-        return LogisticRegression(solver="lbfgs", tol=1e-6, max_iter=2000, warm_start=True)
+        return LogisticRegression(solver="lbfgs", tol=1e-5, max_iter=2000, warm_start=True)
     newton = x.shape[1] <= NEWTON_FEATURES and len(np.unique(y)) == 2
     return LogisticRegression(solver="newton-cholesky" if newton else "lbfgs", max_iter=2000, warm_start=True)
 
