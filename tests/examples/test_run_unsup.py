@@ -198,6 +198,8 @@ def error_lines(capsys: pytest.CaptureFixture) -> list[str]:
         ("", None, {"train_fraction": 0.5, "streaming": True}, "--train_fraction needs the whole corpus"),
         ("", None, {"filter_overlap": True, "streaming": True}, "--filter_overlap needs the whole corpus"),
         ("", None, {"filter_overlap": True, "dev_file": None, "test_file": None}, "the sets to compare with"),
+        ("", None, {"select_on": "transfer"}, "--select_on transfer needs --data_dir"),
+        ("", None, {"select_on": "CR,SST"}, "tasks must be 'transfer' or names among ['MR',"),
         ("a.txt", b"a red ball\nis in\n", {"augmentation": "swap"}, "augmentation must be one of 'none', 'shuffle'"),
     ],
 )
