@@ -6,9 +6,9 @@ stale.
 
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
-(``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), or ``parameters/FILE`` and
-``costs/FILE`` for the files of these folders (see ``csekit.evaluation.costs``). An ablation table stands in
-the plan's ``tables``::
+(``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), ``parameters/FILE`` and
+``costs/FILE`` for the files of these folders (see ``csekit.evaluation.costs``), or ``evaluation/TABLE`` for those that
+``csekit eval`` wrote (see ``csekit.evaluation.score_tables``). An ablation table stands in the plan's ``tables``::
 
     lambda:
       title: Weight of the reconstruction term
@@ -33,6 +33,7 @@ from typing import Any
 from csekit.evaluation.costs import costs_table, parameters_table
 from csekit.evaluation.curves import curves_table
 from csekit.evaluation.results import read_results
+from csekit.evaluation.score_tables import evaluation_table
 from csekit.evaluation.selection import selection_table
 from csekit.evaluation.sts_data import STS_TASKS
 
@@ -129,6 +130,13 @@ def render(name: str, results_dir: Path) -> str:
     if name == "selection":
         return selection_table(results_dir)
     plan, _, table = name.partition("/")
+    if plan == "evaluation":
+        try:
+            return _assembled(*evaluation_table(results_dir / plan, table))
+        except ValueError as error:
+            raise TableError(
+                f"table:{name}: {error} (run csekit eval --output {results_dir / plan}/NAME.json)"
+            ) from None
     if plan in _BENCHMARKS:
         script, make = _BENCHMARKS[plan]
         path = results_dir / plan / f"{table}.json"
