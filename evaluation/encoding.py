@@ -255,7 +255,7 @@ def vectors(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> A
     array = csr_matrix(answer) if sparse else np.asarray(answer, dtype=np.float32)
     if array.ndim != 2 or array.shape[0] != len(texts):
         raise ValueError(f"the encoder must return an array ({len(texts)}, H), got shape {array.shape}")
-    broken = [] if sparse else np.flatnonzero(~np.isfinite(array).all(axis=1))
+    broken: Any = () if sparse else np.flatnonzero(~np.isfinite(array).all(axis=1))
     if len(broken):
         raise ValueError(f"the encoder returned values that are not finite for {texts[broken[0]]!r}")
     return array

@@ -35,25 +35,20 @@ def transfer_scores_table(files: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def transfer_seconds_table(files: Sequence[Mapping[str, Any]]) -> Table:
-    """Caption, head and rows: seconds of each task, encoding + fitting."""
-    files = [content for content in files if content.get("transfer", {}).get("mode") == "test"]
+    """Caption, head and rows: processor seconds of each task, encoding + fitting, of the files that have them."""
     body = []
     for content in sorted(files, key=lambda content: content["title"]):
-        tasks = content["transfer"]["tasks"]
-        spent = [
-            [tasks[name]["seconds"][part] for name in TRANSFER_TASKS if name in tasks] for part in ("embed", "fit")
-        ]
-        cells = [_spent(tasks.get(name)) for name in TRANSFER_TASKS]
-        body.append([content["title"], *cells, f"{sum(spent[0]):.0f} + {sum(spent[1]):.0f}"])
+        tasks = content.get("transfer", {}).get("tasks", {})
+        if set(TRANSFER_TASKS) <= tasks.keys() and content["transfer"]["mode"] == "test":
+            spent = [
+                [tasks[name]["seconds"].get(f"{part}_cpu") for part in ("embed", "fit")] for name in TRANSFER_TASKS
+            ]
+            if None not in (pair[0] for pair in spent):
+                spent.append([sum(part) for part in zip(*spent, strict=True)])
+                body.append([content["title"], *(f"{embed:.0f} + {fit:.0f}" for embed, fit in spent)])
     if not body:
-        raise ValueError("no results file has transfer scores")
-    threads = sorted({content["suites"]["transfer"]["environment"]["threads"] for content in files})
-    caption = f"Seconds to encode + seconds to fit, {' or '.join(map(str, threads))} CPU thread(s)."
-    return caption, ["", *TRANSFER_TASKS, "all"], body
-
-
-def _spent(task: Mapping[str, Any] | None) -> str:
-    return _MISSING if task is None else f"{task['seconds']['embed']:.0f} + {task['seconds']['fit']:.0f}"
+        raise ValueError("no results file has all transfer tasks with processor seconds")
+    return "Processor seconds: encoding + fitting.", ["", *TRANSFER_TASKS, "all"], body
 
 
 def _rows(files: Sequence[Mapping[str, Any]], key: str, value: str, names: Sequence[str]) -> list[list[str]]:

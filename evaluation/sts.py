@@ -149,7 +149,7 @@ def evaluate_sts(encoder: Encoder, tasks: Sequence[STSTask], progress: bool = Fa
     if len(forms) > 1:
         raise ValueError(f"tasks must share one text form, got {forms}")
     scores: dict[str, TaskScores] = {}
-    sentences, cut = 0, []
+    sentences, cut = 0, list[int | None]()
     for group in [[task] for task in tasks] if getattr(encoder, "fits_texts", False) else [tasks]:
         embedded = _Embedded(encoder, [pairs for task in group for pairs in task.subsets], progress)
         scores |= {task.name: score_task(task, [embedded.similarities(p) for p in task.subsets]) for task in group}
@@ -160,7 +160,7 @@ def evaluate_sts(encoder: Encoder, tasks: Sequence[STSTask], progress: bool = Fa
         tasks=scores,
         avg=float(np.mean([scores[name].all for name in STS_TASKS])) if complete else None,
         sentences=sentences,
-        truncated=None if None in cut else sum(cut),
+        truncated=None if None in cut else sum(count for count in cut if count is not None),
         text_form=forms[0],
     )
 

@@ -182,6 +182,7 @@ def test_one_call_a_task_same_digits_and_no_random_state() -> None:
     for name in first.tasks:
         a, b = ({**scores.tasks[name].to_dict(), "seconds": None} for scores in (first, second))
         assert a == b
+        assert set(first.tasks[name].seconds) == {"embed", "fit", "embed_cpu", "fit_cpu"}
     other = evaluate_transfer(read, [ONE], seed=1)
     assert other.tasks["one"].accuracy != first.tasks["one"].accuracy and other.seed == 1
 
