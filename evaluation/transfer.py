@@ -188,7 +188,7 @@ def _score(encoder: Encoder, task: TransferTask, mode: str, seed: int, progress:
 
 def _seconds(*clocks: tuple[float, float]) -> dict[str, float]:
     """Of encoding and of fitting, by the clock and of the processors."""
-    found = {}
+    found: dict[str, float] = {}
     for part, before, after in zip(("embed", "fit"), clocks, clocks[1:], strict=False):
         found |= {part: round(after[0] - before[0], 2), f"{part}_cpu": round(after[1] - before[1], 2)}
     return found
