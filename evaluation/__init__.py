@@ -4,6 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from csekit.evaluation.baselines import StaticTokens as StaticTokens
+    from csekit.evaluation.baselines import TfidfEncoder as TfidfEncoder
+    from csekit.evaluation.baselines import Whitening as Whitening
+    from csekit.evaluation.baselines import static_encoder as static_encoder
     from csekit.evaluation.clustering import ClusteringOptions as ClusteringOptions
     from csekit.evaluation.clustering import ClusteringScores as ClusteringScores
     from csekit.evaluation.clustering import clustering_suite as clustering_suite
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from csekit.evaluation.results import write_results as write_results
     from csekit.evaluation.retrieval import RetrievalScores as RetrievalScores
     from csekit.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
+    from csekit.evaluation.retrieval import load_retrieval as load_retrieval
     from csekit.evaluation.retrieval import retrieval_suite as retrieval_suite
     from csekit.evaluation.retrieval import stsb_retrieval as stsb_retrieval
     from csekit.evaluation.retrieval_data import Collection as Collection
@@ -60,8 +65,13 @@ if TYPE_CHECKING:
     from csekit.evaluation.sts_data import load_sts as load_sts
     from csekit.evaluation.sts_data import load_sts_hub as load_sts_hub
     from csekit.evaluation.sts_data import load_stsb_dev as load_stsb_dev
+    from csekit.evaluation.transfer import TransferScores as TransferScores
+    from csekit.evaluation.transfer import evaluate_transfer as evaluate_transfer
+    from csekit.evaluation.transfer_data import TransferTask as TransferTask
+    from csekit.evaluation.transfer_data import load_transfer as load_transfer
 
 _PUBLIC = {
+    "baselines": ("StaticTokens", "TfidfEncoder", "Whitening", "static_encoder"),
     "clustering": ("ClusteringOptions", "ClusteringScores", "clustering_suite"),
     "compare": ("Difference", "compare_runs"),
     "encoding": ("TextEncoder", "encode"),
@@ -83,13 +93,15 @@ _PUBLIC = {
     "report": ("SearchData", "build_report", "write_report"),
     "report_runs": ("ReportRun", "read_run"),
     "results": ("checksum", "environment", "read_results", "write_results"),
-    "retrieval": ("RetrievalScores", "evaluate_retrieval", "retrieval_suite", "stsb_retrieval"),
+    "retrieval": ("RetrievalScores", "evaluate_retrieval", "load_retrieval", "retrieval_suite", "stsb_retrieval"),
     "retrieval_data": ("Collection", "CollectionGroup", "load_beir"),
     "score_file": ("ScoreFile",),
     "search": ("search_blocks",),
     "sentences": ("draw_sentences", "read_sentences"),
     "sts": ("STSScores", "evaluate_pairs", "evaluate_sts"),
     "sts_data": ("load_sts", "load_sts_hub", "load_stsb_dev"),
+    "transfer": ("TransferScores", "evaluate_transfer"),
+    "transfer_data": ("TransferTask", "load_transfer"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 

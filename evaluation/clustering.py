@@ -154,20 +154,15 @@ class ClusteringScores:
         drawn = {"clusters": options.point_clusters, "perplexity": options.perplexity, **self.map.to_dict()}
         return {**found, "map": drawn}
 
-    @property
-    def head(self) -> list[str]:
-        """Of :meth:`rows`."""
-        return [f"clustering, {self.titles} titles", "value"]
-
-    def rows(self) -> list[list[str]]:
-        """For a terminal: what, value."""
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Head and rows for a terminal: what, value."""
         rows = [
-            ["V-measure", f"{self.v_measure:.2f}"],
+            [f"V-measure (K = {self.clusters})", f"{self.v_measure:.2f}"],
             ["  homogeneity", f"{self.homogeneity:.2f}"],
             ["  completeness", f"{self.completeness:.2f}"],
-            ["accuracy, clusters matched", f"{self.accuracy:.2f}"],
+            [f"accuracy, clusters matched (K = {self.clusters})", f"{self.accuracy:.2f}"],
         ]
-        return [[f"{name} (K = {self.clusters})" if not name.startswith(" ") else name, value] for name, value in rows]
+        return [f"clustering, {self.titles} titles", "value"], rows
 
 
 def load_stackoverflow(data_dir: str | Path) -> tuple[list[str], np.ndarray]:
@@ -214,8 +209,18 @@ def clustering_suite(
     Raises:
         ValueError, FileNotFoundError: what ``load_stackoverflow`` and ``embed`` raise.
     """
+    return cluster_titles(encoder, *load_stackoverflow(data_dir), options, progress)
+
+
+def cluster_titles(
+    encoder: Encoder,
+    titles: list[str],
+    labels: np.ndarray,
+    options: ClusteringOptions | None = None,
+    progress: bool = False,
+) -> ClusteringScores:
+    """:func:`clustering_suite` of what ``load_stackoverflow`` gave."""
     options = options or ClusteringOptions()
-    titles, labels = load_stackoverflow(data_dir)
     state = hashlib.sha256()
     for title, label in zip(titles, labels, strict=True):
         state.update(f"{title}\t{label}\n".encode())

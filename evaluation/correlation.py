@@ -1,6 +1,9 @@
 """Correlations and cosine. Shape suffixes: P pairs, H embedding size."""
 
+from typing import Any
+
 import numpy as np
+from scipy.sparse import issparse
 from scipy.stats import rankdata
 
 
@@ -17,8 +20,13 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
     return pearson(rankdata(x), rankdata(y))
 
 
-def cosine(x_PH: np.ndarray, y_PH: np.ndarray) -> np.ndarray:
-    """Row-wise cosine similarity (P,), float64; 0 for a zero vector."""
+def cosine(x_PH: Any, y_PH: Any) -> np.ndarray:
+    """Row-wise cosine similarity (P,), float64, of two arrays or two sparse matrices; 0 for a zero vector."""
     x, y = x_PH.astype(np.float64), y_PH.astype(np.float64)
-    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    return np.einsum("ph,ph->p", x, y) / np.maximum(norms, np.finfo(np.float64).tiny)
+    if issparse(x):
+        products, *squares = (np.asarray(a.multiply(b).sum(axis=1)).ravel() for a, b in ((x, y), (x, x), (y, y)))
+        norms = np.sqrt(squares[0] * squares[1])
+    else:
+        products = np.einsum("ph,ph->p", x, y)
+        norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    return products / np.maximum(norms, np.finfo(np.float64).tiny)

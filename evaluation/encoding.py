@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix, issparse
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -239,12 +240,8 @@ class TextEncoder:
         }
 
 
-def embed(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> np.ndarray:
-    """The embeddings of an encoder of any kind, checked: a ``TextEncoder``, an object with ``encode`` (such as a
-    SentenceTransformer), or a plain function.
-
-    Returns:
-        (N, H) float32.
+def vectors(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> Any:
+    """``embed``, or the sparse (N, V) matrix of an encoder that gives one (``TfidfEncoder``), for those who take both.
 
     Raises:
         ValueError: the answer is not (N, H), or holds a value that is not finite.
@@ -254,10 +251,27 @@ def embed(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> np.
     answer = function(texts, progress=progress) if isinstance(encoder, TextEncoder) else function(texts)
     if isinstance(answer, torch.Tensor):
         answer = answer.detach().float().cpu()
-    array = np.asarray(answer, dtype=np.float32)
-    if array.ndim != 2 or len(array) != len(texts):
+    sparse = issparse(answer)
+    array = csr_matrix(answer) if sparse else np.asarray(answer, dtype=np.float32)
+    if array.ndim != 2 or array.shape[0] != len(texts):
         raise ValueError(f"the encoder must return an array ({len(texts)}, H), got shape {array.shape}")
-    broken = np.flatnonzero(~np.isfinite(array).all(axis=1))
+    broken: Any = () if sparse else np.flatnonzero(~np.isfinite(array).all(axis=1))
     if len(broken):
         raise ValueError(f"the encoder returned values that are not finite for {texts[broken[0]]!r}")
+    return array
+
+
+def embed(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> np.ndarray:
+    """The embeddings of an encoder of any kind, checked: a ``TextEncoder``, an object with ``encode`` (such as a
+    SentenceTransformer), or a plain function.
+
+    Returns:
+        (N, H) float32.
+
+    Raises:
+        ValueError: the answer is not (N, H), is sparse, or holds a value that is not finite.
+    """
+    array = vectors(encoder, texts, progress)
+    if issparse(array):
+        raise ValueError(f"the encoder must return an array ({len(texts)}, H), got a sparse matrix {array.shape}")
     return array

@@ -15,7 +15,7 @@ from csekit.evaluation.encoding import Encoder
 from csekit.evaluation.geometry import alignment, effective_rank, mean_cosine, uniformity
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.sts import EmbeddedPairs
-from csekit.evaluation.sts_data import TEXT_FORMS, load_sts
+from csekit.evaluation.sts_data import TEXT_FORMS, STSTask, load_sts
 
 SPLITS = {"test": "STS-B", "dev": "STS-B-dev"}
 #: Five groups of gold ratings: [0, 1), [1, 2), [2, 3), [3, 4), [4, 5] (DiffCSE, Fig. 2).
@@ -100,13 +100,8 @@ class GeometryScores:
         """Cosine and gold score of every pair, as ``write_results`` takes them."""
         return {f"STS-B {self.options.split}": (self.cosines, self.gold)}
 
-    @property
-    def head(self) -> list[str]:
-        """Of :meth:`rows`."""
-        return [f"geometry, STS-B {self.options.split}", "over", "value"]
-
-    def rows(self) -> list[list[str]]:
-        """For a terminal: what, over how many, value."""
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Head and rows for a terminal: what, over how many, value."""
         pairs, sentences = f"{self.positives} pairs", f"{self.sentences} sentences"
         rows = [
             ["alignment", pairs, f"{self.alignment:.3f}"],
@@ -117,7 +112,7 @@ class GeometryScores:
         for row in self.ratings:
             value = "-" if row["mean"] is None else f"{row['mean']:.3f}"
             rows.append([f"  cosine at rating {row['from']:g}-{row['to']:g}", f"{row['n']} pairs", value])
-        return rows
+        return [f"geometry, STS-B {self.options.split}", "over", "value"], rows
 
 
 def geometry_suite(
@@ -136,6 +131,13 @@ def geometry_suite(
     """
     options = options or GeometryOptions()
     (task,) = load_sts(data_dir, SPLITS[options.split], options.text_form)
+    return measure_geometry(encoder, task, options, progress)
+
+
+def measure_geometry(
+    encoder: Encoder, task: STSTask, options: GeometryOptions, progress: bool = False
+) -> GeometryScores:
+    """:func:`geometry_suite` of a loaded set."""
     (pairs,) = task.subsets
     positives = positive_pairs(pairs, options.threshold)
     embedded = EmbeddedPairs(encoder, [pairs], progress)

@@ -131,7 +131,7 @@ def metadata_folder(path_or_id: str | Path) -> Path:
         raise FileNotFoundError(f"{str(path_or_id)!r} is no folder, and the Hub did not give it: {reason}") from error
 
 
-def _load(auto_class: Any, source: str | Path, **kwargs: Any) -> Any:
+def load_pretrained(auto_class: Any, source: str | Path, **kwargs: Any) -> Any:
     """``auto_class.from_pretrained``, its many kinds of failure as one ValueError that names the source."""
     try:
         return auto_class.from_pretrained(str(source), **kwargs)
@@ -145,9 +145,9 @@ def _load(auto_class: Any, source: str | Path, **kwargs: Any) -> Any:
 def load_backbone(source: str | Path) -> nn.Module:
     """An ``AutoModel`` in float32, without BERT's own pooler where the class lets one leave it out."""
     try:
-        return _load(AutoModel, source, add_pooling_layer=False, dtype=torch.float32)
+        return load_pretrained(AutoModel, source, add_pooling_layer=False, dtype=torch.float32)
     except TypeError:
-        return _load(AutoModel, source, dtype=torch.float32)
+        return load_pretrained(AutoModel, source, dtype=torch.float32)
 
 
 def st_pooling(folder: Path) -> str:
@@ -194,7 +194,7 @@ def _from_sentence_transformer(
     modules = _read_json(folder / "modules.json")
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
     paths = {kind: folder / module["path"] for kind, module in zip(kinds, modules, strict=True)}
-    name = _name(source)
+    name = model_name(source)
     found, mask_offset = st_pooling(paths["Pooling"]) if "Pooling" in paths else None, None
     if TEMPLATE_POOLING in [module["type"] for module in modules[1:2]]:
         kinds[1], found = "Pooling", "mask"
@@ -214,7 +214,7 @@ def _from_sentence_transformer(
         return _with_sentence_transformers(source, kinds, found, batch_size, max_length)
     bert_file = folder / "sentence_bert_config.json"
     bert = _read_json(bert_file) if bert_file.is_file() else {}
-    tokenizer = _load(AutoTokenizer, source)
+    tokenizer = load_pretrained(AutoTokenizer, source)
     tail = zip(kinds[2:], modules[2:], strict=True)
     layers = [load_dense(folder / module["path"]) if kind == "Dense" else Normalize() for kind, module in tail]
     assert found is not None
@@ -247,14 +247,14 @@ def _with_sentence_transformers(
     model = SentenceTransformer(str(source), device="cpu")
     if max_length is not None:
         model.max_seq_length = max_length
-    return SentenceTransformerEncoder(model, _name(source), batch_size)
+    return SentenceTransformerEncoder(model, model_name(source), batch_size)
 
 
 def _from_checkpoint(
     source: str | Path, pooling: str | None, max_length: int | None, batch_size: int, template: str | None
 ) -> TextEncoder:
     """A csekit training checkpoint: pooling and template are the config's."""
-    model = _load(AutoModel, source)
+    model = load_pretrained(AutoModel, source)
     config = model.config
     if pooling is not None and pooling != config.pooling:
         raise ValueError(
@@ -265,11 +265,11 @@ def _from_checkpoint(
         raise ValueError(f"prompt_template must be left out or {trained!r}, the checkpoint's own, got {template!r}")
     path = Path(source)
     beside = path.name == "training" and not (path / "tokenizer_config.json").is_file()
-    tokenizer = _load(AutoTokenizer, path.parent if beside else source)
+    tokenizer = load_pretrained(AutoTokenizer, path.parent if beside else source)
     return TextEncoder(
         model,
         tokenizer,
-        name=_name(source),
+        name=model_name(source),
         pooling=config.pooling,
         max_length=max_length,
         batch_size=batch_size,
@@ -283,15 +283,17 @@ def _from_plain(
     """A plain Transformers encoder: it does not say how it is pooled, the caller must."""
     allowed = ", ".join(repr(name) for name in POOLINGS)
     if pooling not in POOLINGS:
-        raise ValueError(f"pooling must be one of {allowed} for the plain encoder {_name(source)!r}, got {pooling!r}")
+        raise ValueError(
+            f"pooling must be one of {allowed} for the plain encoder {model_name(source)!r}, got {pooling!r}"
+        )
     if (pooling == "mask") != (template is not None):
         raise ValueError(f"pooling 'mask' and prompt_template go together, got {pooling!r} and {template!r}")
-    tokenizer = _load(AutoTokenizer, source)
+    tokenizer = load_pretrained(AutoTokenizer, source)
     offset = sentence_frame(tokenizer, template).mask_offset
     encoder = TextEncoder(
         PooledBackbone(load_backbone(source), pooling, offset),
         tokenizer,
-        name=_name(source),
+        name=model_name(source),
         pooling=pooling,
         max_length=max_length,
         batch_size=batch_size,
@@ -302,7 +304,7 @@ def _from_plain(
     return encoder
 
 
-def _name(source: str | Path) -> str:
+def model_name(source: str | Path) -> str:
     path = Path(source).expanduser()
     if not path.is_dir():
         return str(source)
@@ -349,7 +351,7 @@ def load_encoder(
     else:
         import csekit.modeling  # noqa: F401  registers our model types
 
-        config = _load(AutoConfig, source)
+        config = load_pretrained(AutoConfig, source)
         ours = type(config).__module__.startswith("csekit.")
         build = _from_checkpoint if ours else _from_plain
         encoder = build(source, pooling, max_length, batch_size, prompt_template)

@@ -47,8 +47,11 @@ def normal(text: str) -> str:
     return " ".join(text.split())
 
 
-def read_lines(path: str | Path) -> list[str]:
+def read_lines(path: str | Path, encoding: str = "utf-8-sig") -> list[str]:
     """Lines of a UTF-8 file without their ends (LF or CRLF), a byte order mark and the last empty line dropped.
+
+    Arguments:
+        encoding: another one than UTF-8: ``latin-1``, in which any byte is a character.
 
     Raises:
         FileNotFoundError: no such file.
@@ -59,7 +62,7 @@ def read_lines(path: str | Path) -> list[str]:
         raise FileNotFoundError(f"{path}: no such file")
     data = path.read_bytes()
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode(encoding)
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ValueError(

@@ -63,7 +63,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "versions": {
             "csekit": csekit.__version__,
-            **{name: _version(name) for name in ("torch", "transformers", "numpy", "scipy")},
+            **{name: _version(name) for name in ("torch", "transformers", "numpy", "scipy", "scikit-learn")},
         },
         "device": torch.cuda.get_device_name() if cuda else (platform.processor() or platform.machine()),
         "threads": torch.get_num_threads(),

@@ -278,51 +278,56 @@ class RetrievalSuiteScores:
         """Name to what ``RetrievalScores.to_dict`` says."""
         return {name: scores.to_dict() for name, scores in self.scores.items()}
 
-    @property
-    def head(self) -> list[str]:
-        return ["Retrieval x100", "queries", "documents", *self._columns()]
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """A row of cells for each collection, under ``head``."""
-        return [
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Head and rows for a terminal, a row for each collection."""
+        columns = list(dict.fromkeys(column for row in self.scores.values() for column in row.metrics))
+        rows = [
             [name, str(row.queries), str(row.documents)]
-            + [f"{row.metrics[column]:.2f}" if column in row.metrics else "" for column in self._columns()]
+            + [f"{row.metrics[column]:.2f}" if column in row.metrics else "" for column in columns]
             for name, row in self.scores.items()
         ]
-
-    def _columns(self) -> list[str]:
-        return list(dict.fromkeys(column for row in self.scores.values() for column in row.metrics))
+        return ["Retrieval x100", "queries", "documents", *columns], rows
 
 
-def retrieval_suite(
-    encoder: Encoder, data_dir: str | Path, options: Mapping[str, Any] | None = None
-) -> RetrievalSuiteScores:
-    """STS-B retrieval in both directions, and collections in BEIR's format; all data is read before any encoding.
+@dataclass(frozen=True)
+class RetrievalData:
+    """What ``retrieval_suite`` scores."""
+
+    pairs: Pairs
+    collections: list[Collection | CollectionGroup]
+
+
+def load_retrieval(
+    data_dir: str | Path, text_form: str = "tokenized", collections: Sequence[str] | None = None
+) -> RetrievalData:
+    """STS-B's test pairs, and collections in BEIR's format.
 
     Arguments:
         data_dir: as for ``load_sts``; the collections are folders in it.
-        options: ``text_form`` (of STS-B), ``collections`` (folders in ``data_dir``; those of ``SUITE_COLLECTIONS``
-            that exist by default), ``progress``.
+        text_form: of STS-B.
+        collections: folders in ``data_dir``; by default those of ``SUITE_COLLECTIONS`` that exist.
 
     Raises:
-        ImportError, FileNotFoundError, ValueError: as ``stsb_retrieval``, ``load_beir`` and ``evaluate_retrieval``;
-            an unknown option.
+        ImportError, FileNotFoundError, ValueError: as ``load_sts`` and ``load_beir``; pytrec_eval is not installed.
     """
-    given = dict(options or {})
-    text_form, progress = given.pop("text_form", "tokenized"), given.pop("progress", False)
-    names = given.pop("collections", None)
-    if given:
-        raise ValueError(f"options must be among text_form, collections, progress, got {sorted(given)}")
+    names = collections
     root = Path(data_dir).expanduser()
     if names is None:
         names = [name for name in SUITE_COLLECTIONS if (root / name).is_dir()]
     if names:
         _pytrec_eval()
     pairs = load_sts(root, "STS-B", text_form)[0].subsets[0]
-    collections = [load_beir(root / name) for name in names]
-    stsb = score_pairs(encoder, pairs, DIRECTIONS, progress)
+    return RetrievalData(pairs, [load_beir(root / name) for name in names])
+
+
+def retrieval_suite(encoder: Encoder, data: RetrievalData, progress: bool = False) -> RetrievalSuiteScores:
+    """STS-B retrieval in both directions, and the collections.
+
+    Raises:
+        ImportError, ValueError: as ``stsb_retrieval`` and ``evaluate_retrieval``.
+    """
+    stsb = score_pairs(encoder, data.pairs, DIRECTIONS, progress)
     scores = {f"STS-B, {stsb[direction].queries} queries": stsb[direction] for direction in DIRECTIONS}
-    for collection in collections:
+    for collection in data.collections:
         scores[collection.name] = evaluate_retrieval(encoder, collection, progress=progress)
     return RetrievalSuiteScores(scores)

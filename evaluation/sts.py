@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from csekit.evaluation.correlation import cosine, pearson, spearman
-from csekit.evaluation.encoding import Encoder, embed
+from csekit.evaluation.encoding import Encoder, vectors
 from csekit.evaluation.pairs import Pairs, check_scores
 from csekit.evaluation.sts_data import STS_TASKS, STSTask
 
@@ -80,6 +80,20 @@ class STSScores:
         """Task to (similarities, gold), as ``write_results`` takes them."""
         return {name: (scores.similarities, scores.gold) for name, scores in self.tasks.items()}
 
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Head and rows for a terminal: each task with its three aggregates, its sub-corpora below it, the Avg."""
+        rows = []
+        for name, task in self.tasks.items():
+            rows.append([name, str(task.n), *(f"{value:.2f}" for value in (task.all, task.mean, task.wmean))])
+            if len(task.subsets) > 1:
+                rows += [
+                    [f"  {sub}", f"{row['n']:.0f}", f"{row['spearman']:.2f}", "", ""]
+                    for sub, row in task.subsets.items()
+                ]
+        if self.avg is not None:
+            rows.append(["Avg", str(sum(self.tasks[name].n for name in STS_TASKS)), f"{self.avg:.2f}", "", ""])
+        return ["Spearman x100", "pairs", "all", "mean", "wmean"], rows
+
 
 def score_task(task: STSTask, similarities: Sequence[np.ndarray]) -> TaskScores:
     """Scores of one set from the similarities of each of its sub-corpora."""
@@ -113,7 +127,7 @@ class EmbeddedPairs:
     def __init__(self, encoder: Encoder, subsets: Sequence[Pairs], progress: bool = False) -> None:
         distinct = dict.fromkeys(text for pairs in subsets for text in (*pairs.sentences1, *pairs.sentences2))
         self.rows = {text: i for i, text in enumerate(distinct)}
-        self.embeddings_DH = embed(encoder, list(distinct), progress)
+        self.embeddings_DH = vectors(encoder, list(distinct), progress)
 
     def sides(self, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
         """(P, H) of the first and of the second sentences."""
@@ -126,7 +140,8 @@ class EmbeddedPairs:
 
 
 def evaluate_sts(encoder: Encoder, tasks: Sequence[STSTask], progress: bool = False) -> STSScores:
-    """Score an encoder on STS sets; all their distinct sentences are encoded in one go.
+    """Score an encoder on STS sets; all their distinct sentences are encoded in one go, or set by set for an encoder
+    that is fitted on the texts it is given (``fits_texts``, see ``csekit.evaluation.baselines``).
 
     Arguments:
         encoder: a ``TextEncoder``, a SentenceTransformer, or any function ``texts -> (N, H)``.
@@ -141,14 +156,19 @@ def evaluate_sts(encoder: Encoder, tasks: Sequence[STSTask], progress: bool = Fa
     forms = sorted({task.text_form for task in tasks})
     if len(forms) > 1:
         raise ValueError(f"tasks must share one text form, got {forms}")
-    embedded = EmbeddedPairs(encoder, [pairs for task in tasks for pairs in task.subsets], progress)
-    scores = {task.name: score_task(task, [embedded.similarities(p) for p in task.subsets]) for task in tasks}
+    scores: dict[str, TaskScores] = {}
+    sentences, cut = 0, list[int | None]()
+    for group in [[task] for task in tasks] if getattr(encoder, "fits_texts", False) else [tasks]:
+        embedded = EmbeddedPairs(encoder, [pairs for task in group for pairs in task.subsets], progress)
+        scores |= {task.name: score_task(task, [embedded.similarities(p) for p in task.subsets]) for task in group}
+        sentences += len(embedded.rows)
+        cut.append(getattr(encoder, "truncated", None))
     complete = set(STS_TASKS) <= scores.keys()
     return STSScores(
         tasks=scores,
         avg=float(np.mean([scores[name].all for name in STS_TASKS])) if complete else None,
-        sentences=len(embedded.rows),
-        truncated=getattr(encoder, "truncated", None),
+        sentences=sentences,
+        truncated=None if None in cut else sum(count for count in cut if count is not None),
         text_form=forms[0],
     )
 

@@ -8,8 +8,9 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
 (``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), ``parameters/FILE``,
 ``costs/FILE``, ``peers/FILE`` and ``roofline/FILE`` for the files of these folders (see ``csekit.evaluation.costs``),
-``speed/FILE`` (see ``csekit.evaluation.retrieval_tables``), or ``evaluation/…`` for all files of that folder
-(``retrieval``, ``geometry``, ``clustering``). An ablation table stands in the plan's ``tables``::
+``speed/FILE`` (see ``csekit.evaluation.retrieval_tables``), ``evaluation/retrieval``, ``evaluation/geometry`` and
+``evaluation/clustering`` for all files of that folder, or ``evaluation/TABLE`` for those that ``csekit eval`` wrote
+(see ``csekit.evaluation.score_tables``). An ablation table stands in the plan's ``tables``::
 
     lambda:
       title: Weight of the reconstruction term
@@ -36,6 +37,7 @@ from csekit.evaluation.curves import curves_table
 from csekit.evaluation.geometry_tables import clustering_table, geometry_table
 from csekit.evaluation.results import read_results
 from csekit.evaluation.retrieval_tables import retrieval_table, speed_table
+from csekit.evaluation.score_tables import evaluation_table
 from csekit.evaluation.selection import selection_table
 from csekit.evaluation.sts_data import STS_TASKS
 
@@ -148,6 +150,13 @@ def render(name: str, results_dir: Path) -> str:
         except (ValueError, OSError) as error:
             raise TableError(f"table:{name}: {error}") from None
     plan, _, table = name.partition("/")
+    if plan == "evaluation":
+        try:
+            return _assembled(*evaluation_table(results_dir / plan, table))
+        except ValueError as error:
+            raise TableError(
+                f"table:{name}: {error} (run csekit eval --output {results_dir / plan}/NAME.json)"
+            ) from None
     if plan in _BENCHMARKS:
         script, make = _BENCHMARKS[plan]
         path = results_dir / plan / f"{table}.json"

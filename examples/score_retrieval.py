@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from csekit.evaluation import checksum, environment, load_encoder, write_results
 from csekit.evaluation.mteb_adapter import banking77
-from csekit.evaluation.retrieval import retrieval_suite
+from csekit.evaluation.retrieval import load_retrieval, retrieval_suite
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         encoder = load_encoder(args.model, pooling=args.pooling, device=args.device)
         started = time.perf_counter()
-        scores = retrieval_suite(encoder, args.data_dir, {"collections": args.collections})
+        scores = retrieval_suite(encoder, load_retrieval(args.data_dir, collections=args.collections))
         intents = banking77(encoder, args.data_dir) if args.banking77 else None
         seconds = time.perf_counter() - started
     except (ValueError, OSError, ImportError) as error:

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from csekit.cli import main
-from csekit.evaluation import clustering, read_results, sts_data
+from csekit.evaluation import clustering, read_results, sts_data, transfer_data
 
 
 def run(*arguments: str | Path) -> Any:
@@ -23,6 +23,10 @@ def small_data(tmp_path: Path, monkeypatch: Any) -> Path:
     (year / "STS.gs.belief.txt").write_text("1\n2\n5\n0\n")
     (year / "STS.input.images.txt").write_text("sings\tplays\nblue\tred\nfast .\tslow .\ta\na ball\tball\n")
     (year / "STS.gs.images.txt").write_text("1\n2\n3\n4\n")
+    monkeypatch.setattr(transfer_data, "COUNTS", {"CR": {"CR/custrev.pos": 12, "CR/custrev.neg": 12}})
+    (tmp_path / "data/CR").mkdir()
+    (tmp_path / "data/CR/custrev.pos").write_text("".join(f"a dog runs {'in ' * i}\n" for i in range(12)))
+    (tmp_path / "data/CR/custrev.neg").write_text("".join(f"the cat was {'on ' * i}\n" for i in range(12)))
     return tmp_path / "data"
 
 
@@ -43,6 +47,57 @@ def test_eval_prints_a_table_and_writes_results(tmp_path: Path, tiny_folder: Pat
     assert compared.exit_code == 0 and "+0.00" in compared.output and "1.0000" in compared.output
 
 
+def test_suites_share_one_file_and_a_broken_one_is_found_before_encoding(
+    tmp_path: Path, tiny_folder: Path, small_data: Path, monkeypatch: Any
+) -> None:
+    output = tmp_path / "tiny.json"
+    common = ("--data_dir", small_data, "--output", output, "--device", "cpu", "--no_progress")
+    model = ("eval", tiny_folder, "--pooling", "mean")
+    assert run(*model, "--tasks", "STS15", "--title", "tiny, mean", *common).exit_code == 0
+    found = run(*model, "--tasks", "CR", *common)
+    assert found.exit_code == 0 and "choosing C" in found.output, found.output
+    content = read_results(output)
+    assert content["test"]["tasks"]["STS15"]["n"] == 8 and content["transfer"]["tasks"]["CR"]["n"] == 24
+    assert content["title"] == "tiny, mean" and content["similarities"]["file"] == "tiny.similarities.npz"
+    other = run(*model, "--tasks", "CR", "--seed", "7", *common)
+    assert other.exit_code == 2 and "'seed': 1111" in other.output
+    (small_data / "CR/custrev.neg").write_text("the cat\n")
+    monkeypatch.setattr("csekit.evaluation.load_encoder", None)
+    broken = run(*model, "--tasks", "STS15,CR", *common)
+    assert broken.exit_code == 2 and "custrev.neg: expected 12 examples, found 1" in broken.output
+
+
+@pytest.mark.parametrize(
+    ("options", "described"),
+    [
+        (["--pooling", "static"], {"pooling": "static", "class": "StaticTokens"}),
+        (["--pooling", "mean", "--whiten", "task", "--whiten_dim", "3"], {"pooling": "mean"}),
+        (["--pooling", "cls", "--whiten", "CORPUS"], {"pooling": "cls"}),
+    ],
+)
+def test_baselines(
+    tmp_path: Path, tiny_folder: Path, small_data: Path, options: list[str], described: dict[str, str]
+) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("a dog\nthe cat runs\nblue house\n")
+    words = [str(corpus) if word == "CORPUS" else word for word in options]
+    output = tmp_path / "b.json"
+    common = ("--tasks", "STS15,CR", "--mode", "dev", "--data_dir", small_data, "--device", "cpu", "--no_progress")
+    found = run("eval", tiny_folder, *words, *common, "--output", output)
+    assert found.exit_code == 0, found.output
+    encoder = read_results(output)["run"]["encoder"]
+    assert encoder.items() >= described.items()
+    fitted = {"static": None, "mean": "the task's own sentences", "cls": "corpus.txt"}[encoder["pooling"]]
+    assert (
+        encoder.get("whitening", {}).get("fitted_on") == fitted and read_results(output)["transfer"]["mode"] == "dev"
+    )
+
+
+def test_words_alone_need_no_model(small_data: Path) -> None:
+    found = run("eval", "tfidf", "--tasks", "STS15,CR", "--data_dir", small_data, "--no_progress")
+    assert found.exit_code == 0 and "tfidf: transfer" in found.output and "100.00" in found.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -53,6 +108,10 @@ def test_eval_prints_a_table_and_writes_results(tmp_path: Path, tiny_folder: Pat
         (["eval", "MODEL", "--tasks", "STS15"], "--data_dir (or the environment variable CSEKIT_DATA)"),
         (["eval", "./nowhere", "--data_dir", "DATA", "--tasks", "STS15"], "no such folder"),
         (["eval", "MODEL", "--data_dir", "DATA", "--output", "a.txt"], "must end in .json"),
+        (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "CR", "--mode", "x"], "mode must be 'test' or 'dev'"),
+        (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "CR", "--whiten_dim", "3"], "--whiten_dim needs --whiten"),
+        (["eval", "tfidf", "--data_dir", "DATA", "--tasks", "CR", "--pooling", "cls"], "left out for 'tfidf'"),
+        (["eval", "MODEL", "--data_dir", "hub", "--tasks", "CR"], "data_dir must be a folder"),
         (["compare", "a.json", "b.json"], "no such results file"),
     ],
 )

@@ -91,8 +91,8 @@ class CSETrainingArguments(RunTrainingArguments):
     metric_for_best_model: str | None = field(
         default=None,
         metadata={
-            "help": "stsb_spearman, dev_spearman, or one without labels: alignment, uniformity, effective_rank. "
-            "Default: the dev set's Spearman where there is a dev set, else the last checkpoint is kept."
+            "help": "stsb_spearman, dev_spearman, transfer_accuracy, or one without labels: alignment, uniformity, "
+            "effective_rank. Default: what the dev set or the transfer tasks give, else the last checkpoint is kept."
         },
     )
 

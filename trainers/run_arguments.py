@@ -17,6 +17,7 @@ import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
+from csekit.evaluation.transfer_data import resolve_transfer
 from csekit.modeling import METHODS, OBJECTIVES, CSEConfig
 
 from .arguments import CSETrainingArguments
@@ -78,6 +79,13 @@ class RunArguments(CorpusArguments):
         metadata={"help": "Folder with SentEval's layout: STS-B dev for selection, the seven STS test sets."},
     )
     text_form: str = field(default="tokenized", metadata={"help": "STS texts: tokenized (as the papers) or raw."})
+    select_on: str = field(
+        default="sts",
+        metadata={
+            "help": "What chooses the checkpoint: sts (the dev set), transfer (dev accuracy of SentEval's seven "
+            "tasks) or some of these with commas, CR,TREC; they are encoded at every evaluation."
+        },
+    )
 
     @property
     def is_empty(self) -> bool:
@@ -94,6 +102,10 @@ class RunArguments(CorpusArguments):
         if self.streaming and (self.filter_overlap or self.train_fraction is not None):
             name = "--filter_overlap" if self.filter_overlap else "--train_fraction"
             raise ValueError(f"{name} needs the whole corpus at the start, leave out --streaming")
+        if self.select_on != "sts":
+            resolve_transfer(self.select_on)
+            if self.data_dir is None:
+                raise ValueError(f"--select_on {self.select_on} needs --data_dir, the folder with SentEval's tasks")
         if self.filter_overlap and not (self.data_dir or self.dev_file or self.test_file):
             raise ValueError("--filter_overlap needs the sets to compare with: --data_dir, --dev_file or --test_file")
 

@@ -18,6 +18,7 @@ from csekit.evaluation.pairs import Pairs, read_pairs
 from csekit.evaluation.results import environment, write_results
 from csekit.evaluation.sts import STSScores, evaluate_sts
 from csekit.evaluation.sts_data import STSTask, load_sts, load_stsb_dev
+from csekit.evaluation.transfer_data import TransferTask, load_transfer
 from csekit.modeling import METHODS
 from csekit.modeling.export import needs_code
 
@@ -111,6 +112,7 @@ class RunData:
         overlap: sentences of the evaluation sets in the corpus as it was before any were left out; None where there
             are no sets, or the corpus is a stream.
         filtered: whether the rows with such a sentence were left out.
+        transfer: tasks whose dev scores select the checkpoint.
     """
 
     corpus: Corpus
@@ -118,6 +120,7 @@ class RunData:
     tests: list[STSTask]
     overlap: Overlap | None
     filtered: bool
+    transfer: list[TransferTask]
 
 
 def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
@@ -142,6 +145,7 @@ def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
         if corpus.report.used < (batch := args.train_batch_size * args.world_size):
             logger.warning("a batch holds the %d rows that were drawn, not %d", corpus.report.used, batch)
     dev = load_dev(run)
+    transfer = load_transfer(str(run.data_dir), run.select_on) if run.select_on != "sts" else []
     tests = load_tests(run) if args.do_predict or run.filter_overlap else []
     sets = [*([(f"{dev.name} (dev)", [dev])] if dev else []), *((task.name, task.subsets) for task in tests)]
     overlap = find_overlap(corpus, sets) if sets and not corpus.streaming else None
@@ -150,7 +154,7 @@ def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
     print(f"{corpus.name}: {corpus.report.summary()}")
     if overlap is not None:
         print(f"{corpus.name}: {overlap.summary(run.filter_overlap)}")
-    return RunData(corpus, dev, tests if args.do_predict else [], overlap, run.filter_overlap)
+    return RunData(corpus, dev, tests if args.do_predict else [], overlap, run.filter_overlap, transfer)
 
 
 def check_positives(corpus: Corpus) -> None:
@@ -186,7 +190,7 @@ def make_trainer(
         print(f"warning: {fit.warning}", file=sys.stderr)
     set_seed(args.seed)
     model = METHODS[run.method].from_backbone(name, tokenizer=tokenizer, dropout=run.dropout, **method_fields)
-    return CSETrainer(model, args, data.corpus, tokenizer, data.dev)
+    return CSETrainer(model, args, data.corpus, tokenizer, data.dev, data.transfer)
 
 
 def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, started: float) -> int:
@@ -331,7 +335,8 @@ def before_and_after(
     before: tuple[dict[str, float], STSScores | None], after: tuple[dict[str, float], STSScores | None]
 ) -> str:
     """A table of the scores before and after training, for a terminal."""
-    rows = [(name.replace("_spearman", " Spearman"), before[0].get(name), value) for name, value in after[0].items()]
+    words = {name: name.replace("_spearman", " Spearman").replace("_accuracy", " accuracy") for name in after[0]}
+    rows = [(words[name], before[0].get(name), value) for name, value in after[0].items()]
     if after[1] is not None:
         untrained = before[1].tasks if before[1] is not None else {}
         for name, scores in after[1].tasks.items():

@@ -1,7 +1,7 @@
 """The trainer of sentence encoders: batches of views, selection on a dev set, per-group clipping."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,8 @@ from csekit.evaluation.encoding import encode, evaluating
 from csekit.evaluation.geometry import label_free_criteria
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.sts import EmbeddedPairs, score_pairs
+from csekit.evaluation.transfer import evaluate_transfer
+from csekit.evaluation.transfer_data import TransferTask
 from csekit.modeling import CSEModel
 from csekit.modeling.configuration_cse import dropout_fields
 from csekit.modeling.distributed import world_size
@@ -45,6 +47,9 @@ class CSETrainer(TermsTrainer):
         tokenizer: the backbone's.
         dev: scored pairs for selection; ``dev.name`` names the metric (``stsb`` gives ``stsb_spearman``). None: the
             last checkpoint is kept, or the best by a label-free criterion where ``metric_for_best_model`` names one.
+        transfer: tasks whose dev scores are computed at every evaluation and select the checkpoint (DiffCSE, Table
+            13): ``transfer_accuracy``, their mean, or ``<task>_accuracy`` where ``metric_for_best_model`` names it.
+            Test sides are neither encoded nor scored.
         kwargs: further arguments of Transformers' Trainer.
 
     Every log entry holds ``loss/<term>`` and ``metrics/<diagnostic>``, averaged over its steps and over processes.
@@ -65,10 +70,11 @@ class CSETrainer(TermsTrainer):
         corpus: Corpus,
         tokenizer: PreTrainedTokenizerBase,
         dev: Pairs | None = None,
+        transfer: Sequence[TransferTask] = (),
         **kwargs: Any,
     ) -> None:
         check_setting(model, args, corpus)
-        self.corpus, self.dev, self.tokenizer = corpus, dev, tokenizer
+        self.corpus, self.dev, self.transfer, self.tokenizer = corpus, dev, list(transfer), tokenizer
         self.embedded_dev: EmbeddedPairs | None = None
         geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []
         self._select(args, dev)
@@ -101,7 +107,11 @@ class CSETrainer(TermsTrainer):
         """Settle by which metric the best checkpoint is chosen."""
         available = {f"{dev.name}_spearman": True} if dev is not None else {}
         available |= LABEL_FREE if args.label_free_samples else {}
-        if args.select_last and dev is not None:
+        if self.transfer:
+            available |= {f"{name}_accuracy": True for name in ("transfer", *(task.name for task in self.transfer))}
+        if args.select_last and self.transfer:
+            args.metric_for_best_model = "transfer_accuracy"
+        elif args.select_last and dev is not None:
             args.metric_for_best_model = f"{dev.name}_spearman"
         elif args.select_last:
             args.metric_for_best_model, args.load_best_model_at_end = None, False
@@ -153,8 +163,8 @@ class CSETrainer(TermsTrainer):
         """Score the dev set and the label-free criteria. The global random state is not touched.
 
         Returns:
-            ``{prefix}_{dev.name}_spearman`` (×100), ``{prefix}_alignment``, ``…_uniformity``, ``…_effective_rank``;
-            the same on every process.
+            ``{prefix}_{dev.name}_spearman`` (×100), ``{prefix}_transfer_accuracy`` (×100), ``{prefix}_alignment``,
+            ``…_uniformity``, ``…_effective_rank``; the same on every process.
         """
         if self._window and self.is_in_train:
             self._checked_window()
@@ -172,6 +182,10 @@ class CSETrainer(TermsTrainer):
         if self.dev is not None:
             self.embedded_dev = EmbeddedPairs(self.embed, [self.dev])
             scores[f"{self.dev.name}_spearman"] = score_pairs(self.embedded_dev, self.dev)["spearman"]
+        if self.transfer:
+            tasks = evaluate_transfer(self.embed, self.transfer, mode="dev").tasks
+            scores["transfer_accuracy"] = sum(task.accuracy for task in tasks.values()) / len(tasks)
+            scores |= {f"{name}_accuracy": task.accuracy for name, task in tasks.items()}
         if self._sample:
             first, second = self._dropout_views()
             criteria = label_free_criteria(self.embed(self._sample), first, second)

@@ -63,7 +63,17 @@ _PUBLIC: dict[str, str] = {
         "csekit.trainers",
     ),
     **dict.fromkeys(
-        ("compare_runs", "encode", "evaluate_pairs", "evaluate_sts", "load_encoder", "load_sts", "read_pairs"),
+        (
+            "compare_runs",
+            "encode",
+            "evaluate_pairs",
+            "evaluate_sts",
+            "evaluate_transfer",
+            "load_encoder",
+            "load_sts",
+            "load_transfer",
+            "read_pairs",
+        ),
         "csekit.evaluation",
     ),
 }

@@ -51,8 +51,9 @@ def test_scores_by_their_definitions(topics: tuple[np.ndarray, np.ndarray]) -> N
     best = max(sum(label == match[cluster] for label, cluster in pairs) for match in permutations(range(3)))
     assert scores.accuracy == pytest.approx(100 * best / 90) and 80 < scores.accuracy < 90
     assert (scores.titles, scores.labels, scores.clusters) == (90, 3, 3)
-    assert ["accuracy, clusters matched (K = 3)", f"{scores.accuracy:.2f}"] in scores.rows()
-    assert all(len(row) == len(scores.head) for row in scores.rows())
+    head, rows = scores.table()
+    assert ["accuracy, clusters matched (K = 3)", f"{scores.accuracy:.2f}"] in rows
+    assert all(len(row) == len(head) for row in rows)
 
 
 @pytest.mark.parametrize("clusters", [2, 3, 5])

@@ -74,8 +74,9 @@ def test_split_and_threshold_are_options(stsb: Path) -> None:
     dev = geometry_suite(encoder, stsb, GeometryOptions(split="dev", threshold=4.9))
     assert dev.positives == 3 and dev.to_dict()["set"] == "STS-B dev"
     assert dev.checksum != geometry_suite(encoder, stsb).checksum
-    assert all(len(row) == len(dev.head) == 3 for row in dev.rows())
-    assert dev.rows()[0] == ["alignment", "3 pairs", f"{dev.alignment:.3f}"]
+    head, rows = dev.table()
+    assert all(len(row) == len(head) == 3 for row in rows)
+    assert rows[0] == ["alignment", "3 pairs", f"{dev.alignment:.3f}"]
 
 
 @pytest.mark.parametrize(

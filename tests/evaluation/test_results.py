@@ -127,6 +127,6 @@ def test_checksum_of_files_and_folders(tmp_path: Path) -> None:
 
 def test_environment_can_be_stored(tmp_path: Path) -> None:
     found = environment()
-    assert found["versions"].keys() == {"csekit", "torch", "transformers", "numpy", "scipy"}
+    assert found["versions"].keys() == {"csekit", "torch", "transformers", "numpy", "scipy", "scikit-learn"}
     assert {"python", "platform", "device", "threads", "commit", "dirty"} <= found.keys()
     write_results(tmp_path / "a.json", {"environment": found})

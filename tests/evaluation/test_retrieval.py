@@ -12,7 +12,13 @@ import pytest
 
 from csekit.evaluation import sts_data
 from csekit.evaluation.pairs import Pairs
-from csekit.evaluation.retrieval import evaluate_retrieval, retrieval_suite, score_pairs, stsb_retrieval
+from csekit.evaluation.retrieval import (
+    evaluate_retrieval,
+    load_retrieval,
+    retrieval_suite,
+    score_pairs,
+    stsb_retrieval,
+)
 from csekit.evaluation.retrieval_data import CQADUPSTACK, Collection, CollectionGroup, load_beir
 
 WORDS = "river stone light market winter engine paper garden music doctor bridge window salt train".split()  # noqa: SIM905
@@ -226,8 +232,6 @@ def test_stsb_retrieval_is_the_loops() -> None:
 def test_directions_and_options_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="directions must be 'first' or 'both', got 'second'"):
         stsb_retrieval(words_encoder, tmp_path, "second")
-    with pytest.raises(ValueError, match=r"options must be among .*, got \['tasks'\]"):
-        retrieval_suite(words_encoder, tmp_path, {"tasks": "all"})
 
 
 def test_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,16 +244,17 @@ def test_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for i, (a, b, score) in enumerate(zip(pairs.sentences1, pairs.sentences2, pairs.scores, strict=True))
     ]
     (tmp_path / "STS/STSBenchmark/sts-test.csv").write_text("".join(lines))
-    assert len(retrieval_suite(words_encoder, tmp_path).rows) == 2
+    assert len(retrieval_suite(words_encoder, load_retrieval(tmp_path)).to_dict()) == 2
     write_collection(tmp_path / "scifact", make_collection())
-    scores = retrieval_suite(words_encoder, tmp_path)
+    scores = retrieval_suite(words_encoder, load_retrieval(tmp_path))
     assert list(scores.to_dict()) == ["STS-B, 2 queries", "STS-B, 4 queries", "scifact"]
-    assert scores.head[:4] == ["Retrieval x100", "queries", "documents", "recall@1"] and scores.head[-1] == "mrr@10"
-    assert {len(row) for row in scores.rows} == {len(scores.head)}
-    assert scores.rows[0][:3] == ["STS-B, 2 queries", "2", "12"] and scores.rows[0][-1] == ""
+    head, rows = scores.table()
+    assert head[:4] == ["Retrieval x100", "queries", "documents", "recall@1"] and head[-1] == "mrr@10"
+    assert {len(row) for row in rows} == {len(head)}
+    assert rows[0][:3] == ["STS-B, 2 queries", "2", "12"] and rows[0][-1] == ""
     assert scores.to_dict()["STS-B, 4 queries"] == stsb_retrieval(words_encoder, tmp_path).to_dict()
     with pytest.raises(FileNotFoundError, match="BEIR's format"):
-        retrieval_suite(words_encoder, tmp_path, {"collections": ["nfcorpus"]})
+        load_retrieval(tmp_path, collections=["nfcorpus"])
 
 
 @pytest.mark.data

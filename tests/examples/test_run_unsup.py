@@ -15,7 +15,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from csekit.evaluation import encode, load_encoder
+from csekit.evaluation import encode, load_encoder, transfer_data
 
 ROOT = Path(__file__).parents[2]
 RUN_UNSUP = ROOT / "examples" / "run_unsup.py"
@@ -169,6 +169,23 @@ def test_a_fraction_trains_for_the_steps_of_the_whole_corpus(run: Callable[..., 
     assert results["whole"]["corpus"]["used"] == 60 and results["whole"]["positives"] == "delete"
 
 
+def test_a_transfer_task_selects_the_checkpoint(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(transfer_data, "COUNTS", {"CR": {"CR/custrev.pos": 10, "CR/custrev.neg": 10}})
+    (tmp_path / "CR").mkdir()
+    for name, word in (("pos", "dog"), ("neg", "cat")):
+        (tmp_path / f"CR/custrev.{name}").write_text("".join(f"a {word} runs {'in ' * i}\n" for i in range(10)))
+    assert run(tmp_path / "run", "--select_on", "CR", data_dir=tmp_path) == 0
+    dev = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))["dev"]
+    assert dev["metric"] == "transfer_accuracy"
+    assert dev["best"] == max(entry["transfer_accuracy"] for entry in dev["history"]) == dev["after"]["CR_accuracy"]
+    assert "dev Spearman" in (printed := capsys.readouterr().out) and "transfer accuracy" in printed
+    (tmp_path / "CR/custrev.neg").write_text("a cat\n")
+    assert run(tmp_path / "other", "--select_on", "CR", data_dir=tmp_path) == 2
+    assert "custrev.neg: expected 10 examples, found 1" in capsys.readouterr().err
+
+
 # What is wrong is said in one line, before the model loads
 
 
@@ -198,6 +215,8 @@ def error_lines(capsys: pytest.CaptureFixture) -> list[str]:
         ("", None, {"train_fraction": 0.5, "streaming": True}, "--train_fraction needs the whole corpus"),
         ("", None, {"filter_overlap": True, "streaming": True}, "--filter_overlap needs the whole corpus"),
         ("", None, {"filter_overlap": True, "dev_file": None, "test_file": None}, "the sets to compare with"),
+        ("", None, {"select_on": "transfer"}, "--select_on transfer needs --data_dir"),
+        ("", None, {"select_on": "CR,SST"}, "tasks must be 'transfer' or names among ['MR',"),
         ("a.txt", b"a red ball\nis in\n", {"augmentation": "swap"}, "augmentation must be one of 'none', 'shuffle'"),
     ],
 )

@@ -15,9 +15,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
+from csekit.evaluation.transfer_data import Split, TransferTask
 from csekit.modeling import MaskedLM, Reconstruction, SimCSEModel
 from csekit.trainers import CSETrainer, CSETrainingArguments
 
+WORDS = ("the", "red", "fast", "guitar", "house", "tree", "ball")
 SmallRun = Callable[..., CSETrainer]
 
 
@@ -185,6 +187,33 @@ def test_a_criterion_without_labels_can_select(small_run: SmallRun, tmp_path: Pa
     assert (trainer.state.best_global_step, trainer.state.best_metric) == (2, -4.0)
     assert trainer.args.metric_for_best_model == "uniformity"
     assert_weights(trainer, saved_weights(trainer, 2))
+
+
+class Classifying(CSETrainer):
+    """Selects on two small classification tasks."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        texts = tuple(f"{'the dog' if i % 2 else 'a cat'} runs {WORDS[i % 7]}" for i in range(20))
+        split = Split((texts,), np.arange(20) % 2)
+        other = TransferTask("other", {"train": split, "test": Split((("never seen",) * 2,), np.arange(2))})
+        super().__init__(*args, transfer=[TransferTask("one", {"all": split}), other], **kwargs)
+
+    def embed(self, texts: list[str]) -> Any:
+        assert "never seen" not in texts
+        return super().embed(texts)
+
+
+@pytest.mark.parametrize("named", [None, "one_accuracy", "dev_spearman"])
+def test_transfer_tasks_can_select(small_run: SmallRun, tmp_path: Path, named: str | None) -> None:
+    trainer = small_run(tmp_path / "run", dev=True, kind=Classifying, metric_for_best_model=named)
+    trainer.train()
+    assert trainer.args.metric_for_best_model == (named or "transfer_accuracy")
+    entries = evaluations(trainer)
+    best = max(entry[f"eval_{trainer.args.metric_for_best_model}"] for entry in entries)
+    assert trainer.state.best_metric == best
+    for entry in entries:
+        mean = (entry["eval_one_accuracy"] + entry["eval_other_accuracy"]) / 2
+        assert entry["eval_transfer_accuracy"] == pytest.approx(mean) and 0 < mean <= 100
 
 
 def test_evaluating_leaves_random_state_and_model_alone(small_run: SmallRun, tmp_path: Path) -> None:

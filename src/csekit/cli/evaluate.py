@@ -1,7 +1,5 @@
 """``csekit eval``."""
 
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,26 +9,36 @@ from .common import one_line_errors, table
 
 if TYPE_CHECKING:
     from csekit.evaluation.encoding import TextEncoder
-    from csekit.evaluation.sts import STSScores
-    from csekit.evaluation.sts_data import STSTask
 
 
 def evaluate(
-    path: Annotated[str, typer.Argument(help="A model folder, or a name on the Hub.")],
+    path: Annotated[str, typer.Argument(help="A model folder, a name on the Hub, or 'tfidf'.")],
     data_dir: Annotated[
         str | None,
-        typer.Option("--data_dir", envvar="CSEKIT_DATA", help="SentEval's layout; 'hub' for the Hub's sets."),
+        typer.Option("--data_dir", envvar="CSEKIT_DATA", help="SentEval's layout; 'hub' for the Hub's STS sets."),
     ] = None,
-    tasks: Annotated[str, typer.Option("--tasks", help="'sts', 'dev', or names with commas: STS12,STS-B.")] = "sts",
-    output: Annotated[Path | None, typer.Option("--output", help="A results file NAME.json.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run's results file.")] = False,
+    tasks: Annotated[
+        str, typer.Option("--tasks", help="sts, dev, transfer, … or all; or names with commas: STS12,MR.")
+    ] = "sts",
+    output: Annotated[Path | None, typer.Option("--output", help="A results file NAME.json; it may grow.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the results file anew.")] = False,
+    title: Annotated[str | None, typer.Option("--title", help="Of the model's row in tables.")] = None,
     pooling: Annotated[
-        str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask; for plain encoders.")
+        str | None,
+        typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask, static; for plain encoders."),
     ] = None,
+    whiten: Annotated[
+        str | None, typer.Option("--whiten", help="Whiten, fitted on each 'task' or on a file of sentences.")
+    ] = None,
+    whiten_dim: Annotated[int | None, typer.Option("--whiten_dim", help="Keep so many directions.")] = None,
     prompt_template: Annotated[
         str | None, typer.Option("--prompt_template", help="With {sentence} and {mask}; for --pooling mask.")
     ] = None,
-    text_form: Annotated[str, typer.Option("--text_form", help="tokenized (as the papers) or raw.")] = "tokenized",
+    text_form: Annotated[
+        str, typer.Option("--text_form", help="STS: tokenized (as the papers) or raw.")
+    ] = "tokenized",
+    mode: Annotated[str, typer.Option("--mode", help="transfer: test, or dev (the training side only).")] = "test",
+    seed: Annotated[int, typer.Option("--seed", help="Of transfer's folds.")] = 1111,
     max_length: Annotated[
         int | None, typer.Option("--max_length", help="Tokens; the model's limit if left out.")
     ] = None,
@@ -40,87 +48,82 @@ def evaluate(
     ] = None,
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
 ) -> None:
-    """Score an encoder on the STS sets."""
+    """Score an encoder: STS, transfer and the other suites."""
     with one_line_errors():
         if output is not None and output.suffix != ".json":
             raise ValueError(f"--output must end in .json, got {output.name!r}")
+        if data_dir is None:
+            raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the sets")
         from transformers.utils import logging
+
+        from csekit.evaluation.suites import SuiteOptions, resolve_suites
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        from csekit.evaluation import load_encoder
-
-        sets = _load_tasks(data_dir, tasks, text_form)
-        encoder = load_encoder(
-            path,
-            pooling=pooling,
-            max_length=max_length,
-            device=device,
-            prompt_template=prompt_template,
-            batch_size=batch_size,
-        )
-        _score(path, encoder, sets, output, overwrite, progress)
+        chosen = resolve_suites(tasks)
+        options = SuiteOptions(text_form, mode, seed, progress)
+        arguments = {"pooling": pooling, "max_length": max_length, "device": device}
+        arguments |= {"prompt_template": prompt_template, "batch_size": batch_size}
+        whitening = {"whiten": whiten, "dim": whiten_dim}
+        _score(path, chosen, data_dir, options, (arguments, whitening), (output, title, overwrite))
 
 
 def _score(
-    path: str, encoder: "TextEncoder", sets: "list[STSTask]", output: Path | None, overwrite: bool, progress: bool
+    path: str, chosen: dict[str, tuple[str, ...]], data_dir: str, options: Any, encoder_arguments: Any, target: Any
 ) -> None:
-    """Print the scores, and write them where ``output`` is given."""
-    from csekit.evaluation import environment, evaluate_sts, write_results
+    """Load data, then the encoder; print each suite's scores as it finishes, and write them where asked to."""
+    from csekit.evaluation.record import Record
+    from csekit.evaluation.suites import SUITES, check_encoder, load_suites, score_suites, suite_settings
 
-    started = time.perf_counter()
-    scores = evaluate_sts(encoder, sets, progress=progress)
-    seconds = time.perf_counter() - started
-    typer.echo(sts_table(scores))
-    typer.echo(
-        f"{encoder.name}: {scores.text_form} text, {scores.sentences} distinct sentences, "
-        f"{scores.truncated} cut at {encoder.max_length} tokens, {seconds:.1f} s"
-    )
+    output, title, overwrite = target
+    data = load_suites(chosen, data_dir, options)
+    encoder = _load(path, *encoder_arguments)
+    check_encoder(encoder, data)
+    record = None
     if output is not None:
-        results: dict[str, Any] = {
-            "run": _run(path, encoder, sets),
-            "name": encoder.name,
-            "backbone": encoder.name,
-            "test": scores.to_dict(),
-            "environment": environment(),
-            "seconds": {"total": round(seconds, 1)},
-        }
-        write_results(output, results, scores.similarities(), overwrite=overwrite)
-        typer.echo(f"written: {output}")
+        settings = {SUITES[name].key: suite_settings(name, tasks, options) for name, tasks in chosen.items()}
+        record = Record(output, _run(path, encoder), encoder.name, title, settings, overwrite)
+    for name, scores, seconds in score_suites(encoder, data, options):
+        typer.echo(table(*scores.table()))
+        typer.echo(f"{encoder.name}: {name}, {seconds:.1f} s{_counts(encoder, scores)}\n")
+        if record is not None:
+            typer.echo(f"written: {record.add(SUITES[name].key, scores, seconds)}")
 
 
-def _load_tasks(data_dir: str | None, tasks: str, text_form: str) -> "list[STSTask]":
-    from csekit.evaluation import load_sts, load_sts_hub
+def _load(path: str, arguments: dict[str, Any], whitening: dict[str, Any]) -> "TextEncoder":
+    """The encoder that the command line describes."""
+    from csekit.evaluation import load_encoder
+    from csekit.evaluation.baselines import TfidfEncoder, Whitening, corpus_sentences, static_encoder
 
-    if data_dir is None:
-        raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the STS sets")
-    return load_sts_hub(tasks) if data_dir == "hub" else load_sts(data_dir, tasks, text_form)
+    if whitening["whiten"] is None and whitening["dim"] is not None:
+        raise ValueError("--whiten_dim needs --whiten: 'task' or a file of sentences")
+    if path == "tfidf" and not Path(path).exists():
+        if whitening["whiten"] or arguments["pooling"]:
+            raise ValueError("--pooling and --whiten must be left out for 'tfidf'")
+        return TfidfEncoder()
+    if arguments["pooling"] == "static":
+        encoder = static_encoder(path, arguments["max_length"], arguments["device"])
+    else:
+        encoder = load_encoder(path, **arguments)
+    if whitening["whiten"] is None:
+        return encoder
+    if whitening["whiten"] == "task":
+        return Whitening(encoder, dim=whitening["dim"])
+    file = whitening["whiten"]
+    return Whitening(encoder, corpus_sentences(file), whitening["dim"], Path(file).name)
 
 
-def _run(path: str, encoder: "TextEncoder", sets: "Sequence[STSTask]") -> dict[str, Any]:
-    """What was run: two results files with an equal ``run`` are of one run."""
+def _run(path: str, encoder: "TextEncoder") -> dict[str, Any]:
+    """Which encoder: two results files with an equal ``run`` are of one."""
     from csekit.evaluation import checksum
 
     weights = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []
-    return {
-        "encoder": encoder.describe(),
-        "weights": {file.name: checksum(file) for file in weights},
-        "data": {task.name: task.checksum() for task in sets},
-        "text_form": sets[0].text_form,
-    }
+    return {"encoder": encoder.describe(), "weights": {file.name: checksum(file) for file in weights}}
 
 
-def sts_table(scores: "STSScores") -> str:
-    """Each task with its three aggregates, its sub-corpora below it, the Avg of the seven at the end."""
-    from csekit.evaluation.sts_data import STS_TASKS
-
-    rows = []
-    for name, task in scores.tasks.items():
-        rows.append([name, str(task.n), *(f"{value:.2f}" for value in (task.all, task.mean, task.wmean))])
-        if len(task.subsets) > 1:
-            rows += [
-                [f"  {sub}", f"{row['n']:.0f}", f"{row['spearman']:.2f}", "", ""] for sub, row in task.subsets.items()
-            ]
-    if scores.avg is not None:
-        rows.append(["Avg", str(sum(scores.tasks[name].n for name in STS_TASKS)), f"{scores.avg:.2f}", "", ""])
-    return table(["Spearman x100", "pairs", "all", "mean", "wmean"], rows)
+def _counts(encoder: "TextEncoder", scores: Any) -> str:
+    """How many sentences were encoded and cut, where the scores tell."""
+    if not hasattr(scores, "text_form"):
+        return ""
+    cut = "" if encoder.max_length is None else f", {scores.truncated} cut at {encoder.max_length} tokens"
+    return f", {scores.text_form} text, {scores.sentences} distinct sentences{cut}"

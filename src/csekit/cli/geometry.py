@@ -65,10 +65,10 @@ def _measure(
     from csekit.evaluation import clustering_suite, geometry_suite
 
     found: dict[str, Any] = {"geometry": geometry_suite(encoder, data_dir, options)}
-    typer.echo(table(found["geometry"].head, found["geometry"].rows()) + "\n")
+    typer.echo(table(*found["geometry"].table()) + "\n")
     if clusters is not None:
         found["clustering"] = clustering_suite(encoder, data_dir, clusters)
-        typer.echo(table(found["clustering"].head, found["clustering"].rows()) + "\n")
+        typer.echo(table(*found["clustering"].table()) + "\n")
     return found
 
 

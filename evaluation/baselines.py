@@ -1,0 +1,179 @@
+"""Encoders that every table needs below its rows: static token embeddings, whitening, TF-IDF.
+
+Each is a ``TextEncoder`` for every evaluation that calls ``embed`` (TF-IDF, which is sparse, for STS and transfer).
+``fits_texts`` is True where ``encode`` is fitted on the very texts it is given, without labels: an evaluation then
+gives it a task at a time.
+
+Shape suffixes: N texts, H embedding size, V vocabulary, b rows of a batch, L tokens.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from sklearn.feature_extraction.text import TfidfVectorizer
+from torch import nn
+from transformers import AutoTokenizer
+
+from csekit.evaluation.encoding import TextEncoder, check_texts, embed
+from csekit.evaluation.loading import PooledOutput, load_backbone, load_pretrained, metadata_folder, model_name
+from csekit.evaluation.pairs import normal, read_lines
+from csekit.modeling.tokenization import own_template, sentence_frame
+
+#: Eigenvalues of the covariance below this share of the largest are rounding, and their directions are left out.
+_RANK_TOLERANCE = 1e-6
+
+
+class StaticTokens(nn.Module):
+    """The mean of a model's own word embeddings over a sentence's tokens, special tokens and template left out.
+
+    A sentence without a token gives the zero vector.
+
+    Arguments:
+        backbone: only its input embeddings are kept; no position is added, nothing is normalised.
+        before, after: tokens that the tokenizer puts around a sentence.
+    """
+
+    def __init__(self, backbone: Any, before: int, after: int) -> None:
+        super().__init__()
+        self.word_embeddings = backbone.get_input_embeddings()
+        self.before, self.after = before, after
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> PooledOutput:
+        positions_L = torch.arange(input_ids.shape[1], device=input_ids.device)
+        ends_b1 = attention_mask.sum(dim=1, keepdim=True) - self.after
+        kept_bL1 = ((positions_L >= self.before) & (positions_L < ends_b1)).unsqueeze(-1)
+        summed_bH = (self.word_embeddings(input_ids) * kept_bL1).sum(dim=1)
+        return PooledOutput(summed_bH / kept_bL1.sum(dim=1).clamp(min=1))
+
+
+def static_encoder(
+    path_or_id: str | Path, max_length: int | None = None, device: str | torch.device | None = None
+) -> TextEncoder:
+    """``StaticTokens`` of a Transformers folder or Hub id, pooling ``static``. ``max_length`` is 512 by default: word
+    embeddings know no limit.
+
+    Raises:
+        FileNotFoundError, ValueError: as ``load_encoder``.
+    """
+    folder = metadata_folder(path_or_id)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{path_or_id}: holds no config.json, so no model with word embeddings")
+    tokenizer = load_pretrained(AutoTokenizer, path_or_id)
+    frame = sentence_frame(tokenizer, own_template(tokenizer))
+    model = StaticTokens(load_backbone(path_or_id), len(frame.before), len(frame.after))
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return TextEncoder(
+        model,
+        tokenizer,
+        name=model_name(path_or_id),
+        pooling="static",
+        max_length=max_length or 512,
+        prompt_template=own_template(tokenizer),
+        device=where,
+    )
+
+
+class Whitening(TextEncoder):
+    """BERT-whitening (Su et al. 2021, eqs. 4 to 8): (x − μ)·U·Λ^(−1/2) with μ and the covariance U·Λ·Uᵀ of a set of
+    embeddings, so that this set has covariance 1.
+
+    Arguments:
+        encoder: whose embeddings are whitened.
+        corpus: sentences to fit on, encoded once. None: on the texts of each ``encode`` (the papers' fit on the task).
+        dim: keep the directions of largest variance; None: all that the covariance has.
+        corpus_name: for results files.
+    """
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        corpus: Sequence[str] | None = None,
+        dim: int | None = None,
+        corpus_name: str = "corpus",
+    ) -> None:
+        if dim is not None and dim < 1:
+            raise ValueError(f"dim must be at least 1, got {dim}")
+        self.encoder, self.dim = encoder, dim
+        self.corpus = None if corpus is None else check_texts(corpus)
+        self.fitted_on = "the task's own sentences" if corpus is None else corpus_name
+        self.fits_texts = corpus is None
+        self.name, self.pooling, self.max_length = encoder.name, encoder.pooling, encoder.max_length
+        self.truncated = 0
+        self._map: tuple[np.ndarray, np.ndarray] | None = None
+
+    def encode(self, texts: Sequence[str], progress: bool = False) -> np.ndarray:
+        """(N, dim) float32. Raises ValueError: fewer than two different embeddings to fit on, ``dim`` above H."""
+        if self._map is None and self.corpus is not None:
+            self._map = whitening(embed(self.encoder, self.corpus, progress), self.dim)
+        embeddings_NH = embed(self.encoder, texts, progress)
+        self.truncated = self.encoder.truncated
+        mean_H, map_HH = self._map or whitening(embeddings_NH, self.dim)
+        return ((embeddings_NH - mean_H) @ map_HH).astype(np.float32)
+
+    __call__ = encode
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.encoder.describe(), "whitening": {"fitted_on": self.fitted_on, "dim": self.dim}}
+
+
+def whitening(embeddings_NH: np.ndarray, dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (H,) and map (H, dim), float64, that give ``embeddings_NH`` mean 0 and covariance 1.
+
+    Raises:
+        ValueError: fewer than two different rows, or ``dim`` above H.
+    """
+    x = np.asarray(embeddings_NH, dtype=np.float64)
+    if dim is not None and dim > x.shape[1]:
+        raise ValueError(f"dim must be at most {x.shape[1]}, the embeddings' size, got {dim}")
+    mean_H = x.mean(axis=0)
+    values_H, vectors_HH = np.linalg.eigh((x - mean_H).T @ (x - mean_H) / len(x))
+    order = np.argsort(-values_H)[: dim or x.shape[1]]
+    order = order[values_H[order] > _RANK_TOLERANCE * values_H.max()]
+    if len(x) < 2 or not values_H.max() > 0:
+        raise ValueError("whitening needs at least two different embeddings to fit on")
+    return mean_H, vectors_HH[:, order] / np.sqrt(values_H[order])
+
+
+def corpus_sentences(path: str | Path) -> list[str]:
+    """The sentences of a text file, a line each, blank lines left out. Raises ValueError: none."""
+    sentences = [normal(line) for line in read_lines(path) if line.strip()]
+    if not sentences:
+        raise ValueError(f"{path}: holds no sentence")
+    return sentences
+
+
+class TfidfEncoder(TextEncoder):
+    """TF-IDF of lower-cased words (``\\\\w+``), smoothed idf, rows of length 1: what a table's models must beat.
+
+    Vocabulary and idf are those of the texts given to ``encode``, a task's own sentences.
+    """
+
+    fits_texts = True
+
+    def __init__(self) -> None:
+        self.name, self.pooling, self.max_length = "tfidf", None, None  # type: ignore[assignment]
+        self.truncated = 0
+
+    def encode(self, texts: Sequence[str], progress: bool = False) -> csr_matrix:  # type: ignore[override]
+        """(N, V) sparse, float64; a text without a word gives the zero vector."""
+        vectorizer = TfidfVectorizer(token_pattern=r"(?u)\b\w+\b")
+        try:
+            return csr_matrix(vectorizer.fit_transform(check_texts(texts)))
+        except ValueError as error:
+            if "empty vocabulary" not in str(error):
+                raise
+            raise ValueError("TF-IDF needs a text with a word in it") from None
+
+    __call__ = encode  # type: ignore[assignment]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "class": "TfidfVectorizer",
+            "pooling": None,
+            "fitted_on": "the task's own sentences",
+        }

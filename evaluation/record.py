@@ -1,0 +1,72 @@
+"""A results file that grows by suites: what it holds already is kept, scores are written as each suite finishes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from csekit.evaluation.results import environment, read_results, read_similarities, write_results
+
+
+class Record:
+    """``NAME.json`` of one encoder.
+
+    Layout: ``run`` (encoder and weights), ``name``, ``title``, ``suites`` (key to settings, environment), one entry of
+    scores a suite, ``seconds``; similarities beside it.
+
+    Arguments:
+        path: ends in .json.
+        run: says which encoder: a file of another one is never touched.
+        name: of the encoder.
+        title: of its row in tables; None: as it is in the file, or the name.
+        settings: key to settings of the suites to come.
+        overwrite: begin the file anew.
+
+    Raises:
+        FileExistsError: the file is of another encoder, or holds one of these suites with other settings.
+        ValueError: not a results file.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        run: Mapping[str, Any],
+        name: str,
+        title: str | None,
+        settings: Mapping[str, Mapping[str, Any]],
+        overwrite: bool = False,
+    ) -> None:
+        self.path, self.settings = Path(path), settings
+        if self.path.suffix != ".json":
+            raise ValueError(f"--output must end in .json, got {self.path.name!r}")
+        self._content: dict[str, Any] = {"title": name, "suites": {}, "seconds": {}}
+        self._similarities: dict[str, Any] = {}
+        if self.path.exists() and not overwrite:
+            self._resume(run)
+        self._content |= {"run": run, "name": name, "backbone": name, "title": title or self._content["title"]}
+
+    def _resume(self, run: Mapping[str, Any]) -> None:
+        old = read_results(self.path)
+        if old.get("run") != run:
+            raise FileExistsError(f"{self.path}: holds the results of another run; choose another name or --overwrite")
+        for key, settings in self.settings.items():
+            held = old.get("suites", {}).get(key, {}).get("settings")
+            if held is not None and held != settings:
+                raise FileExistsError(
+                    f"{self.path}: holds {key} with {held}, now it is {dict(settings)}; choose another name or "
+                    "--overwrite"
+                )
+        if old.pop("similarities", None):
+            self._similarities = read_similarities(self.path)
+        self._content |= old
+
+    def add(self, key: str, scores: Any, seconds: float) -> Path:
+        """Write the scores of a suite (an object with ``to_dict`` and, where it has them, ``similarities``)."""
+        found = environment()
+        self._content[key] = scores.to_dict()
+        self._content["suites"][key] = {"settings": self.settings[key], "environment": found}
+        self._content["environment"] = found
+        parts = {**self._content["seconds"], key: round(seconds, 1)}
+        self._content["seconds"] = {**parts, "total": round(sum(v for k, v in parts.items() if k != "total"), 1)}
+        if hasattr(scores, "similarities"):
+            self._similarities |= scores.similarities()
+        return write_results(self.path, self._content, self._similarities or None, overwrite=True)

@@ -1,0 +1,112 @@
+"""The table of suites and the results file that grows by them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from csekit.evaluation import suites
+from csekit.evaluation.pairs import Pairs
+from csekit.evaluation.record import Record
+from csekit.evaluation.results import read_results, read_similarities
+from csekit.evaluation.sts import evaluate_sts
+from csekit.evaluation.sts_data import DEV_TASKS, STS_TASKS, STSTask
+from csekit.evaluation.suites import SUITES, Suite, SuiteOptions, check_encoder, resolve_suites, score_suites
+from csekit.evaluation.transfer_data import TRANSFER_TASKS
+
+
+def test_names_of_suites_and_tasks() -> None:
+    assert resolve_suites("sts") == {"sts": STS_TASKS}
+    assert resolve_suites("dev,STS12") == {"dev": DEV_TASKS, "sts": ("STS12",)}
+    assert resolve_suites(["TREC", "STS-B", "MR"]) == {"transfer": ("TREC", "MR"), "sts": ("STS-B",)}
+    assert resolve_suites("SICK-R-all") == {"sts": ("SICK-R-all",)}
+    everything = resolve_suites("all")
+    assert list(everything) == list(SUITES) and everything["transfer"] == TRANSFER_TASKS
+    for words, message in [("STS1", "got 'STS1'"), ("sts,STS12", "each set once"), ("MR,MR", "each set once")]:
+        with pytest.raises(ValueError, match=message):
+            resolve_suites(words)
+
+
+def test_every_suite_has_its_own_key_and_options_that_exist() -> None:
+    assert len({suite.key for suite in SUITES.values()}) == len(SUITES)
+    assert not {"run", "name", "title", "suites", "seconds", "environment"} & {suite.key for suite in SUITES.values()}
+    for name in SUITES:
+        suites.suite_settings(name, (), SuiteOptions())
+
+
+@pytest.mark.parametrize(("field", "value"), [("mode", "tests"), ("text_form", "lower")])
+def test_options_are_checked_at_once(field: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be .* or .*, got '{value}'"):
+        SuiteOptions(**{field: value})
+
+
+def test_a_suite_that_cannot_take_fitted_encoders_says_so(monkeypatch: Any) -> None:
+    class Fitted:
+        fits_texts = True
+
+        def encode(self, texts: list[str]) -> Any:
+            raise AssertionError("encoded")
+
+    monkeypatch.setitem(SUITES, "other", Suite("other", lambda *_: None, lambda *_: None))  # type: ignore[arg-type]
+    check_encoder(Fitted(), ["sts", "transfer"])
+    with pytest.raises(ValueError, match="must not hold 'other'"):
+        list(score_suites(Fitted(), {"other": None}))
+    with pytest.raises(ValueError, match="each set once"):
+        resolve_suites("other,other")
+
+
+def scores(name: str, seed: int = 0) -> Any:
+    words = [f"w{i}" for i in range(5)]
+    task = STSTask(name, (Pairs(name, tuple(words), tuple(words[::-1]), np.arange(5.0)),))
+    rng = np.random.default_rng(seed)
+    return evaluate_sts(lambda texts: rng.normal(size=(len(texts), 3)), [task])
+
+
+class Other:
+    def to_dict(self) -> dict[str, Any]:
+        return {"accuracy": 3}
+
+
+def record(path: Path, settings: dict[str, Any], run: str = "a", title: str | None = None, **more: Any) -> Record:
+    return Record(path, {"encoder": run}, "name", title, settings, **more)
+
+
+def test_a_record_grows_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    settings = {"test": {"tasks": ["STS12"]}, "transfer": {"seed": 1}}
+    first = scores("STS12")
+    record(path, settings, title="A").add("test", first, 1.25)
+    assert read_results(path)["title"] == "A" and list(read_results(path)["suites"]) == ["test"]
+    record(path, {"transfer": {"seed": 1}}).add("transfer", Other(), 2.0)
+    record(path, {"dev": {}}).add("dev", scores("STS-B-dev"), 1)
+    content = read_results(path)
+    assert content["test"]["tasks"]["STS12"]["n"] == 5 and content["transfer"] == {"accuracy": 3}
+    assert content["title"] == "A" and content["seconds"] == {"test": 1.2, "transfer": 2.0, "dev": 1, "total": 4.2}
+    assert content["suites"]["test"]["settings"] == settings["test"]
+    similarities = read_similarities(path)
+    assert list(similarities) == ["STS12", "STS-B-dev"]
+    np.testing.assert_allclose(similarities["STS12"][0], first.tasks["STS12"].similarities, atol=1e-4)
+
+
+def test_a_record_never_replaces_what_it_would_not_give_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    record(path, {"test": {"tasks": ["STS12", "STS13"]}}).add("test", scores("STS12"), 1)
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError, match=r"holds test with \{'tasks': \['STS12', 'STS13'\]\}, now it is"):
+        record(path, {"test": {"tasks": ["STS12"]}})
+    with pytest.raises(FileExistsError, match="another run"):
+        record(path, {}, run="b")
+    assert path.read_bytes() == before
+    record(path, {"transfer": {}}, run="b", overwrite=True).add("transfer", Other(), 1)
+    assert "test" not in read_results(path) and "similarities" not in read_results(path)
+    with pytest.raises(ValueError, match=r"must end in \.json"):
+        record(tmp_path / "a.txt", {})
+
+
+def test_the_same_suite_again_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for seed in (0, 1):
+        second = scores("STS12", seed)
+        record(path, {"test": {}}).add("test", second, 1)
+    assert read_results(path)["test"]["tasks"]["STS12"]["all"] == pytest.approx(second.tasks["STS12"].all, abs=1e-5)
