@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> None:
         seconds = time.perf_counter() - started
     except (ValueError, OSError, ImportError) as error:
         raise SystemExit(f"error: {error}") from None
-    for cells in [scores.head, *scores.rows]:
+    head, rows = scores.table()
+    for cells in [head, *rows]:
         print("".join(cell.rjust(24 if i == 0 else 11) for i, cell in enumerate(cells)))
     weights = sorted(Path(args.model).glob("*.safetensors"))
     results: dict[str, Any] = {
