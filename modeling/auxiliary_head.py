@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
+from .layers import layer_list
 from .unpadding import run_encoder
 
 #: Subfolder of a stage-1 checkpoint; the rest of the folder is a plain masked LM, which anything loads.
@@ -113,20 +114,6 @@ class AuxiliaryHead(nn.Module):
             RuntimeError: the head there has other layers or sizes.
         """
         self.model.load_state_dict(load_file(Path(checkpoint) / FOLDER / "model.safetensors"))
-
-
-def layer_list(model: PreTrainedModel) -> nn.ModuleList:
-    """The list of Transformer layers of an encoder, found as the one ``ModuleList`` with a module per layer.
-
-    Raises:
-        ValueError: there is none, or something follows it that is not a layer.
-    """
-    count = model.config.num_hidden_layers
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
-    norms = [name for name, module in model.named_children() if "final" in name and isinstance(module, nn.LayerNorm)]
-    if not lists or norms or getattr(model.config, "num_hidden_groups", count) != count:
-        raise ValueError(f"{type(model).__name__} has no plain list of layers: an auxiliary head is not possible")
-    return lists[0]
 
 
 def lower_layers(encoder_config: PreTrainedConfig, layer: int = 0) -> int:

@@ -30,7 +30,7 @@ from .export import export_encoder
 from .losses import contrast_diagnostics, cosine_logits, info_nce
 from .objectives import Encode, MaskingSpec, Objective, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
-from .pooling import NEEDS_HIDDEN_STATES, pool
+from .pooling import NEEDS_HIDDEN_STATES, place_of, pool, single_offset
 from .projectors import build_projector
 from .tokenization import sentence_frame
 from .unpadding import pack_batches, run_encoder
@@ -182,8 +182,16 @@ class CSEModel(EncoderWrapper):
         detached = {name: term.detach() for name, term in terms.items()}
         return ContrastiveOutput(loss=loss, loss_dict=detached, metrics=metrics, sentence_embedding=views.h.detach())
 
-    def pooled(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> tuple[Tensor, Tensor]:
-        """The pooled states (N, H) and the last hidden states (N, L, H)."""
+    def pooled(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
+        """h (N, H); where the pooling reads one state of a row, the last layer computes no other (``layers.py``)."""
+        offset = single_offset(self.config.pooling, self.config.prompt_mask_offset)
+        if offset is None:
+            return self.pooled_and_last(input_ids_NL, attention_mask_NL)[0]
+        place_N = place_of(attention_mask_NL, offset)
+        return run_encoder(self.backbone, attention_mask_NL, input_ids_NL, place_N=place_N).last_hidden_state[:, 0]
+
+    def pooled_and_last(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> tuple[Tensor, Tensor]:
+        """h (N, H) and the last hidden states (N, L, H)."""
         deep = self.config.pooling in NEEDS_HIDDEN_STATES
         output = run_encoder(self.backbone, attention_mask_NL, input_ids_NL, output_hidden_states=deep)
         states = output.hidden_states if deep else (output.last_hidden_state,)
@@ -192,13 +200,13 @@ class CSEModel(EncoderWrapper):
 
     def embed(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> SentenceEmbeddingOutput:
         """The embeddings of inference: the pooled state, projected where ``projector_at_inference``."""
-        h, last_hidden_state = self.pooled(input_ids_NL, attention_mask_NL)
+        h, last_hidden_state = self.pooled_and_last(input_ids_NL, attention_mask_NL)
         embedding = self.projector(h) if self.config.projector_at_inference else h
         return SentenceEmbeddingOutput(sentence_embedding=embedding, last_hidden_state=last_hidden_state)
 
     def project(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
         """z (N, H) of texts beside the views; batch statistics are their own."""
-        return self.projector(self.pooled(input_ids_NL, attention_mask_NL)[0])
+        return self.projector(self.pooled(input_ids_NL, attention_mask_NL))
 
     def encode_views(self, input_ids_BCL: Tensor, attention_mask_BCL: Tensor) -> Views:
         """All views in one pass, view-major; a single column is encoded twice under dropout."""
@@ -206,7 +214,7 @@ class CSEModel(EncoderWrapper):
         ids, mask = (x.transpose(0, 1).flatten(0, 1) for x in (input_ids_BCL, attention_mask_BCL))
         if columns == 1:
             ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
-        h, _ = self.pooled(ids, mask)
+        h = self.pooled(ids, mask)
         z = self.projector(h)
         views = max(columns, 2)
         return Views(h=h.unflatten(0, (views, -1)), z=z.unflatten(0, (views, -1)), input_ids=ids, attention_mask=mask)

@@ -21,13 +21,14 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
-from .auxiliary_head import FOLDER, AuxiliaryHead, layer_list
+from .auxiliary_head import FOLDER, AuxiliaryHead
 from .base import EncoderWrapper
 from .configuration_cse import dropout_fields
 from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
 from .distributed import token_mean
 from .dropout import speed_up_dropout
 from .export import length_limit, save_tokenizer
+from .layers import layer_list
 from .masked_lm import MaskedLMHead
 from .modeling_cse import build_backbone, load_backbone
 

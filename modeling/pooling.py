@@ -19,14 +19,29 @@ def mean_over_tokens(states_NLH: Tensor, mask_NL: Tensor) -> Tensor:
     return (states_NLH * weights).sum(1) / weights.sum(1).clamp_min(1e-9)
 
 
-def at_offset(states_NLH: Tensor, mask_NL: Tensor, offset: int) -> Tensor:
-    """The state ``offset`` tokens behind the first attended token (≥ 0), or counted from the last (−1 is the last)."""
+def place_of(mask_NL: Tensor, offset: int) -> Tensor:
+    """(N,) the place ``offset`` tokens behind the first attended one (≥ 0), or counted from the last (−1 is it)."""
     real_NL = mask_NL.to(torch.int32)
     if offset >= 0:
-        index_N = real_NL.argmax(1) + offset
-    else:
-        index_N = mask_NL.shape[1] - real_NL.flip(1).argmax(1) + offset
-    return states_NLH[torch.arange(len(states_NLH), device=mask_NL.device), index_N]
+        return real_NL.argmax(1) + offset
+    return mask_NL.shape[1] - real_NL.flip(1).argmax(1) + offset
+
+
+def at_offset(states_NLH: Tensor, mask_NL: Tensor, offset: int) -> Tensor:
+    """The state at ``place_of``, (N, H)."""
+    return states_NLH[torch.arange(len(states_NLH), device=mask_NL.device), place_of(mask_NL, offset)]
+
+
+def single_offset(pooling: str, mask_offset: int | None = None) -> int | None:
+    """Where the one state stands that a pooling reads (``cls``, ``mask``), see ``place_of``; None where it reads
+    several.
+
+    Raises:
+        ValueError: ``mask`` without an offset.
+    """
+    if pooling == "mask" and mask_offset is None:
+        raise ValueError("pooling 'mask' needs prompt_mask_offset, got None: build the model with from_backbone")
+    return {"cls": 0, "mask": mask_offset}.get(pooling)
 
 
 def pool(pooling: str, hidden_states: Sequence[Tensor], mask_NL: Tensor, mask_offset: int | None = None) -> Tensor:
@@ -48,16 +63,13 @@ def pool(pooling: str, hidden_states: Sequence[Tensor], mask_NL: Tensor, mask_of
         ValueError: an unknown pooling, or ``mask`` without an offset.
     """
     last_NLH = hidden_states[-1]
-    if pooling == "cls":
-        return at_offset(last_NLH, mask_NL, 0)
+    offset = single_offset(pooling, mask_offset)
+    if offset is not None:
+        return at_offset(last_NLH, mask_NL, offset)
     if pooling == "mean":
         return mean_over_tokens(last_NLH, mask_NL)
     if pooling == "first_last_mean":
         return mean_over_tokens((hidden_states[1] + last_NLH) / 2, mask_NL)
     if pooling == "top2_mean":
         return mean_over_tokens((hidden_states[-2] + last_NLH) / 2, mask_NL)
-    if pooling == "mask":
-        if mask_offset is None:
-            raise ValueError("pooling 'mask' needs prompt_mask_offset, got None: build the model with from_backbone")
-        return at_offset(last_NLH, mask_NL, mask_offset)
     raise ValueError(f"pooling must be one of {', '.join(map(repr, POOLINGS))}, got {pooling!r}")

@@ -10,6 +10,7 @@ Shape suffixes: N rows, L tokens of the longest, T real tokens of all rows, H hi
 import inspect
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from .dropout import dropout
+from .layers import attention_output, only_at, take_places
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +76,12 @@ class Packing:
         N, L = self.mask_NL.shape
         padded = packed.new_zeros((N * L, *packed.shape[1:]))
         return padded.index_copy_(0, self.index_T, packed).unflatten(0, (N, L))
+
+    def places(self, place_N: Tensor) -> Tensor:
+        """(N,) int64: where among the T a place of each row stands."""
+        N, L = self.mask_NL.shape
+        flat_N = torch.arange(0, N * L, L, device=place_N.device) + place_N
+        return self.mask_NL.flatten().cumsum(0).index_select(0, flat_N) - 1
 
     def positions(self, first: int = 0) -> Tensor:
         """(1, T) int64: the place of each token among the real ones of its row, from ``first``."""
@@ -204,6 +212,17 @@ def _packs_exactly(encoder: PreTrainedModel) -> bool:
             module.training = training
 
 
+def _call(model: Any, inputs: dict[str, Any], place_N: Tensor | None) -> Any:
+    """The encoder's output; with places the last hidden state holds those states alone."""
+    module = None if place_N is None else attention_output(model)
+    if place_N is None or module is not None:
+        with only_at(module, place_N) if module is not None and place_N is not None else nullcontext():
+            return model(**inputs)
+    output = model(**inputs)
+    output.last_hidden_state = take_places(output.last_hidden_state, place_N)
+    return output
+
+
 def run_encoder(
     model: Any,
     attention_mask_NL: Tensor,
@@ -211,6 +230,7 @@ def run_encoder(
     inputs_embeds_NLH: Tensor | None = None,
     *,
     packed: bool = True,
+    place_N: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call an encoder; where its attention is ``PACKED_ATTENTION``, on real tokens only.
@@ -218,26 +238,30 @@ def run_encoder(
     Arguments:
         input_ids_NL, inputs_embeds_NLH: one of them.
         packed: False computes padding too, whatever the encoder's attention is.
+        place_N: one place in each row, whose last state is all that is wanted.
         kwargs: for the encoder.
 
     Returns:
         the encoder's output with ``last_hidden_state`` and ``hidden_states`` (N, L, H); at padding they are zero in a
-        packed batch and whatever the encoder gives otherwise.
+        packed batch and whatever the encoder gives otherwise. With ``place_N`` the last hidden state is (N, 1, H), and
+        the hidden states of the last layer are not to be used.
     """
     packed = packed and model.config._attn_implementation == PACKED_ATTENTION
     packing = Packing.of(attention_mask_NL) if packed else None
     given = {"input_ids": input_ids_NL, "inputs_embeds": inputs_embeds_NLH}
-    inputs = {name: value for name, value in given.items() if value is not None}
+    inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if packing is None or packing.full:
-        return model(**inputs, attention_mask=attention_mask_NL, **kwargs)
-    output = model(
-        **{name: packing.pack(value).unsqueeze(0) for name, value in inputs.items()},
-        attention_mask=packing.mask_NL[:, None, None],  # of four dimensions: handed to attention as it is
-        position_ids=packing.positions(_first_position(model)),
-        packing=packing,
-        **kwargs,
-    )
-    output.last_hidden_state = packing.pad(output.last_hidden_state.squeeze(0))
+        inputs |= {"attention_mask": attention_mask_NL}
+        return _call(model, inputs | kwargs, place_N)
+    inputs = {name: packing.pack(value).unsqueeze(0) for name, value in inputs.items()}
+    inputs |= {
+        "attention_mask": packing.mask_NL[:, None, None],  # of four dimensions: handed to attention as it is
+        "position_ids": packing.positions(_first_position(model)),
+        "packing": packing,
+    }
+    output = _call(model, inputs | kwargs, None if place_N is None else packing.places(place_N))
+    last = output.last_hidden_state
+    output.last_hidden_state = packing.pad(last.squeeze(0)) if place_N is None else last.transpose(0, 1)
     if output.get("hidden_states") is not None:
         output.hidden_states = tuple(packing.pad(states.squeeze(0)) for states in output.hidden_states)
     return output

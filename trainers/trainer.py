@@ -184,7 +184,7 @@ class CSETrainer(TermsTrainer):
         batch = {name: value.to(self.args.device) for name, value in pad(self.tokenizer, rows.input_ids).items()}
         with evaluating(self.model), isolated_rng(self.args.seed):
             self.model.train()
-            views = [self.model.pooled(batch["input_ids"], batch["attention_mask"])[0] for _ in range(2)]
+            views = [self.model.pooled(batch["input_ids"], batch["attention_mask"]) for _ in range(2)]
         return views[0].float().cpu().numpy(), views[1].float().cpu().numpy()
 
     # The end of a run

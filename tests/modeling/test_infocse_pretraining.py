@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from csekit.modeling import InfoCSEForPreTraining, InfoCSEPretrainingConfig
-from csekit.modeling.auxiliary_head import FOLDER, layer_list
+from csekit.modeling.auxiliary_head import FOLDER
+from csekit.modeling.layers import layer_list
 
 REFUSED = ("modernbert", "albert")  # a norm behind the last layer; one layer shared by all
 B, L, V = 3, 9, 97

@@ -1,0 +1,65 @@
+"""The last layer computed where it is pooled: the same embedding and gradients, less work."""
+
+import copy
+
+import pytest
+import torch
+
+from csekit.modeling import SimCSEModel
+from csekit.modeling.layers import attention_output
+from csekit.modeling.unpadding import run_encoder
+
+#: Families whose last layer can be cut short.
+CAN = {"bert", "roberta", "xlm-roberta", "electra", "deberta-v2"}
+
+
+@pytest.mark.parametrize("lengths", [[3, 12, 1, 7], [6, 6, 6], [5]])
+@pytest.mark.parametrize("packed", [True, False])
+def test_states_and_gradients(family, checkpoint, encoder_config, lengths, packed):
+    model = SimCSEModel.from_backbone(checkpoint(family), dropout=0.0)
+    twin = copy.deepcopy(model)
+    assert (attention_output(model.backbone) is not None) is (family in CAN)
+    ids = torch.randint(8, 90, (len(lengths), max(lengths)))
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    ids = ids.masked_fill(mask == 0, encoder_config(family).pad_token_id)
+    place = torch.tensor([length // 2 for length in lengths])
+    weights = torch.randn(len(lengths), model.config.hidden_size)
+    ours = run_encoder(model.backbone, mask, ids, packed=packed, place_N=place).last_hidden_state
+    assert ours.shape == (len(lengths), 1, model.config.hidden_size)
+    theirs = run_encoder(twin.backbone, mask, ids, packed=False).last_hidden_state[torch.arange(len(lengths)), place]
+    torch.testing.assert_close(ours[:, 0], theirs, rtol=1e-4, atol=1e-5)
+    (ours[:, 0] * weights).sum().backward()
+    (theirs * weights).sum().backward()
+    for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_only_the_pooled_states_meet_the_last_feed_forward(checkpoint):
+    model = SimCSEModel.from_backbone(checkpoint("bert")).train()
+    seen = []
+    for layer in model.backbone.encoder.layer:
+        layer.intermediate.register_forward_hook(lambda *args: seen.append(args[2].shape[:2].numel()))
+    ids, mask = torch.randint(8, 90, (3, 1, 9)), torch.ones(3, 1, 9, dtype=torch.int64)
+    mask[1, 0, 4:] = 0
+    model(ids, mask, return_loss=True).loss.backward()
+    assert seen == [*[2 * 22] * (len(seen) - 1), 6]
+    seen.clear()
+    embedded = model.eval()(ids[:, 0], mask[:, 0])
+    assert seen[-1] > 3 and embedded.last_hidden_state.shape[:2] == (3, 9)
+    torch.testing.assert_close(model.pooled(ids[:, 0], mask[:, 0]), embedded.sentence_embedding)
+
+
+def test_pooling_of_several_states_and_checkpointing_keep_the_layer_whole(checkpoint):
+    ids, mask = torch.randint(8, 90, (3, 1, 9)), torch.ones(3, 1, 9, dtype=torch.int64)
+    for pooling, checkpointed in (("mean", False), ("cls", True)):
+        model = SimCSEModel.from_backbone(checkpoint("bert"), pooling=pooling).train()
+        if checkpointed:
+            model.gradient_checkpointing_enable()
+        seen = []
+        model.backbone.encoder.layer[-1].intermediate.register_forward_hook(
+            lambda *args, seen=seen: seen.append(args[2].shape[:2].numel())
+        )
+        model(ids, mask, return_loss=True)
+        assert seen == [54]
