@@ -14,6 +14,7 @@ version = next(
 dev = ["mypy>=1.15", "pytest>=8.3", "ruff>=0.11", "build>=1.2"]
 st = ["sentence-transformers>=5.4"]
 translation = ["sentencepiece>=0.2"]
+ray = ["ray[data]>=2.40"]
 
 setup(
     name="csekit",
@@ -45,6 +46,6 @@ setup(
         "scipy>=1.15",
         "typer>=0.16",
     ],
-    extras_require={"dev": dev + st, "st": st, "translation": translation},
+    extras_require={"dev": dev + st, "st": st, "translation": translation, "ray": ray},
     entry_points={"console_scripts": ["csekit = csekit.cli:main"]},
 )

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from csekit.evaluation.compare import Difference as Difference
     from csekit.evaluation.compare import compare_runs as compare_runs
+    from csekit.evaluation.encode_files import encode_file as encode_file
+    from csekit.evaluation.encode_files import merge_shards as merge_shards
     from csekit.evaluation.encoding import TextEncoder as TextEncoder
     from csekit.evaluation.encoding import encode as encode
     from csekit.evaluation.geometry import alignment as alignment
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from csekit.evaluation.metric import STSSpearman as STSSpearman
     from csekit.evaluation.pairs import Pairs as Pairs
     from csekit.evaluation.pairs import read_pairs as read_pairs
+    from csekit.evaluation.ray_encoding import encode_with_ray as encode_with_ray
     from csekit.evaluation.results import checksum as checksum
     from csekit.evaluation.results import environment as environment
     from csekit.evaluation.results import read_results as read_results
@@ -30,11 +33,13 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "compare": ("Difference", "compare_runs"),
+    "encode_files": ("encode_file", "merge_shards"),
     "encoding": ("TextEncoder", "encode"),
     "geometry": ("alignment", "effective_rank", "label_free_criteria", "mean_cosine", "uniformity"),
     "loading": ("load_encoder",),
     "metric": ("STSSpearman",),
     "pairs": ("Pairs", "read_pairs"),
+    "ray_encoding": ("encode_with_ray",),
     "results": ("checksum", "environment", "read_results", "write_results"),
     "sts": ("STSScores", "evaluate_pairs", "evaluate_sts"),
     "sts_data": ("load_sts", "load_sts_hub", "load_stsb_dev"),

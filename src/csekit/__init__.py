@@ -63,7 +63,16 @@ _PUBLIC: dict[str, str] = {
         "csekit.trainers",
     ),
     **dict.fromkeys(
-        ("compare_runs", "encode", "evaluate_pairs", "evaluate_sts", "load_encoder", "load_sts", "read_pairs"),
+        (
+            "compare_runs",
+            "encode",
+            "encode_file",
+            "evaluate_pairs",
+            "evaluate_sts",
+            "load_encoder",
+            "load_sts",
+            "read_pairs",
+        ),
         "csekit.evaluation",
     ),
 }

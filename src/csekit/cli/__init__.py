@@ -8,11 +8,14 @@ import typer
 import csekit
 
 from .compare import compare
+from .encode import encode, merge
 from .evaluate import evaluate
 
 main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 main.command("eval")(evaluate)
 main.command("compare")(compare)
+main.command("encode")(encode)
+main.command("merge")(merge)
 
 
 def _version(value: bool) -> None:
