@@ -281,7 +281,8 @@ def merge_shards(output: str | Path, keep: bool = False, tell: Callable[[str], o
     tell(f"{len(records)} shards, {sum(record['done'] for _, record in records):,} rows")
     whole = {**records[0][1], "done": 0, "truncated": sum(record["truncated"] for _, record in records)}
     rows = whole["settings"]["input"]["rows"]
-    whole["settings"] |= {"shard": {"index": 1, "of": 1, "start": 0, "stop": rows}}
+    place = {"index": 1, "of": 1, "start": 0, "stop": rows}
+    whole["settings"] = {**whole["settings"], "shard": place}
     if kind == "parquet":
         check_rows(output, rows)
     else:
