@@ -6,9 +6,9 @@ stale.
 
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
-(``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), or ``parameters/FILE`` and
-``costs/FILE`` for the files of these folders (see ``csekit.evaluation.costs``). An ablation table stands in
-the plan's ``tables``::
+(``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), or ``parameters/FILE``,
+``costs/FILE``, ``benchmarks/FILE`` and ``encode-memory/FILE`` for the files of these folders (see
+``csekit.evaluation.costs``). An ablation table stands in the plan's ``tables``::
 
     lambda:
       title: Weight of the reconstruction term
@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from csekit.evaluation.costs import costs_table, parameters_table
+from csekit.evaluation.costs import costs_table, encode_memory_table, encoding_table, parameters_table
 from csekit.evaluation.curves import curves_table
 from csekit.evaluation.results import read_results
 from csekit.evaluation.selection import selection_table
@@ -40,7 +40,12 @@ _BLOCK = re.compile(
     r"(?P<head><!-- table:(?P<name>[^\s>]+) -->\n)(?P<body>.*?)(?P<tail><!-- end table -->)", re.DOTALL
 )
 _HEAD = re.compile(r"<!-- table:")
-_BENCHMARKS = {"parameters": ("parameters.py", parameters_table), "costs": ("train_step.py", costs_table)}
+_BENCHMARKS = {
+    "parameters": ("parameters.py", parameters_table),
+    "costs": ("train_step.py", costs_table),
+    "benchmarks": ("encode.py", encoding_table),
+    "encode-memory": ("encode_memory.py", encode_memory_table),
+}
 
 
 class TableError(ValueError):
