@@ -92,7 +92,9 @@ def in_turn(
     reference = found[next(iter(sides))]
     rows = []
     for (name, precision), values in seconds.items():
-        base = seconds[("sentence-transformers", precision if ("sentence-transformers", precision) in sides else "fp32")]
+        base = seconds[
+            ("sentence-transformers", precision if ("sentence-transformers", precision) in sides else "fp32")
+        ]
         faster = [[b[k] / v[k] for b, v in zip(base, values, strict=True)] for k in (0, 1)]
         best = seconds[("sentence-transformers", "bf16" if ("sentence-transformers", "bf16") in sides else "fp32")]
         rows.append(
@@ -176,7 +178,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     sts = scores(args.scored, args.data_dir, args.device) if args.scored else []
     run = {"benchmark": "encode", "backbone": Path(args.model_name_or_path).name, "cores": os.cpu_count()}
     run |= {name: getattr(args, name) for name in ("device", "threads", "repetitions", "max_length", "st_batch_size")}
-    write_results(args.output, {"run": run, "rows": rows, "stsb_dev": sts, "environment": environment()}, overwrite=True)
+    write_results(
+        args.output, {"run": run, "rows": rows, "stsb_dev": sts, "environment": environment()}, overwrite=True
+    )
 
 
 if __name__ == "__main__":

@@ -121,7 +121,9 @@ def text_column(path: Path, column: str | None = None) -> TextColumn:
     found = [name for name, holds_text in available.items() if holds_text]
     if column is None:
         if len(found) != 1:
-            raise CorpusError(f"{path}: {len(found)} columns hold text, name one; the columns are {_listed(available)}")
+            raise CorpusError(
+                f"{path}: {len(found)} columns hold text, name one; the columns are {_listed(available)}"
+            )
         return TextColumn(path, found[0])
     if column not in available:
         raise CorpusError(f"{path}: no column {column!r}; the columns are {_listed(available)}")

@@ -4,6 +4,7 @@ What an actor had in hand when it died is given to another one; no row is lost o
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def encode_with_ray(
         input_file: ``IN.parquet``, a file or a folder of them.
         output: ``OUT.parquet``, a folder; its ``_encode.json`` appears last.
         num_workers: actors.
-        batch_rows: rows that an actor is given at a time, and loses when it dies.
+        batch_rows: rows that an actor is given at a time.
         num_gpus: of each actor.
         loading: for ``load_encoder``.
 
@@ -80,8 +81,9 @@ def encode_with_ray(
     name = text_column(files[0], column).name
     if target.exists() and not overwrite:
         raise ValueError(f"{target}: exists; Ray does not go on with a half-done output: remove it or say overwrite")
-    data = ray.data.read_parquet([str(file.resolve()) for file in files])
-    rows = data.count()
+    rows = _count(files)
+    blocks = max(2 * num_workers, -(-rows // (4 * batch_rows)))  # what is done anew when an actor dies
+    data = ray.data.read_parquet([str(file.resolve()) for file in files], override_num_blocks=blocks)
     data.map_batches(
         _Actor,
         fn_constructor_args=(model, precision, name, loading),
@@ -89,14 +91,14 @@ def encode_with_ray(
         batch_size=batch_rows,
         num_gpus=num_gpus or None,
     ).write_parquet(str(target.resolve()), mode="overwrite")
-    written = _count(target)
+    written = _count(target.glob("*.parquet"))
     if written != rows:
         raise CorpusError(f"{target}: {written} rows were written, {rows} were read")
     _write_atomically(target / _DONE, json.dumps({"rows": rows, "complete": True}).encode())
     return rows
 
 
-def _count(folder: Path) -> int:
+def _count(files: Iterable[Path]) -> int:
     import pyarrow.parquet as pq
 
-    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
+    return sum(pq.read_metadata(path).num_rows for path in files)

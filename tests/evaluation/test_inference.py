@@ -163,11 +163,13 @@ def test_the_encoder_takes_the_fast_way_for_many_tokens(monkeypatch: Any, tiny_b
 
 
 def test_bad_precision() -> None:
-    with pytest.raises(ValueError, match="precision must be one of 'fp32', 'bf16', 'int8', got 'fp8'"), fast_inference(
-        nn.Linear(2, 2), "fp8"
+    with (
+        pytest.raises(ValueError, match="precision must be one of 'fp32', 'bf16', 'int8', got 'fp8'"),
+        fast_inference(nn.Linear(2, 2), "fp8"),
     ):
         pass
-    with pytest.raises(ValueError, match="'int8' is for CPU only, the model is on meta"), fast_inference(
-        nn.Linear(2, 2, device="meta"), "int8"
+    with (
+        pytest.raises(ValueError, match="'int8' is for CPU only, the model is on meta"),
+        fast_inference(nn.Linear(2, 2, device="meta"), "int8"),
     ):
         pass

@@ -46,20 +46,28 @@ def test_a_killed_worker_costs_nothing(tiny_folder: Path, tmp_path: Path, monkey
     output = tmp_path / "out.parquet"
 
     def kill() -> None:
+        """As soon as the first rows are written; the last ones are far away then."""
         while not killed:
             time.sleep(0.02)
-            for pid in actors()[:1]:
-                time.sleep(1.0)  # in the middle of its work, or while it loads the model
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
+            if list(output.glob("*.parquet")):
+                assert not (output / "_encode.json").exists()
+                for pid in actors()[:1]:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(len(list(output.glob("*.parquet"))))
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     try:
         rows = encode_with_ray(
-            str(tiny_folder), tmp_path / "in.parquet", output, num_workers=2, batch_rows=50, pooling="mean", device="cpu"
+            str(tiny_folder),
+            tmp_path / "in.parquet",
+            output,
+            num_workers=2,
+            batch_rows=50,
+            pooling="mean",
+            device="cpu",
         )
-        assert killed and rows == ROWS
+        assert rows == ROWS and killed and killed[0] < len(list(output.glob("*.parquet")))
         table = pq.read_table(output).sort_by("id")
         assert table["id"].to_pylist() == list(range(ROWS)) and table["s"].to_pylist() == texts
         plain = load_encoder(tiny_folder, pooling="mean", device="cpu").encode(texts)
