@@ -101,7 +101,7 @@ class ArraySink:
         path = target if done == rows and not self.draft.exists() else self.draft  # killed just behind the last step
         if done and not path.exists():
             raise ValueError(f"{path}: missing, its record says that {done} rows are in it: say overwrite")
-        self.file: Any = open(path, "r+b" if done else "w+b")
+        self.file: Any = open(path, "r+b" if done else "w+b")  # noqa: SIM115
         self.offset = 0
         if done:
             self._read_header()

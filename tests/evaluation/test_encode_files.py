@@ -170,7 +170,7 @@ def test_a_killed_process_goes_on_where_it_was(tiny_folder: Path, lines: Path, t
 def test_shards_make_the_whole(encoder: TextEncoder, lines: Path, tmp_path: Path, suffix: str) -> None:
     out, whole = tmp_path / f"out.{suffix}", tmp_path / "whole.npy"
     encode_file(encoder, lines, whole, progress=False)
-    with pytest.raises(FileNotFoundError, match="no shard of it is there"):
+    with pytest.raises(FileNotFoundError, match=r"no shard of it is there"):
         merge_shards(out)
     for i in (3, 1):
         encode_file(encoder, lines, out, shard=f"{i}/3", chunk_rows=6, progress=False)
@@ -183,7 +183,7 @@ def test_shards_make_the_whole(encoder: TextEncoder, lines: Path, tmp_path: Path
     record = next(tmp_path.glob("**/*2-of-3*.json"))
     good = record.read_text()
     record.write_text(json.dumps({**json.loads(good), "complete": False, "done": 6}))
-    with pytest.raises(ValueError, match="not complete, 6 of 17 rows"):
+    with pytest.raises(ValueError, match=r"not complete, 6 of 17 rows"):
         merge_shards(out)
     record.write_text(good)
     merge_shards(out)
@@ -198,33 +198,33 @@ def test_a_parquet_row_that_is_missing_is_seen(encoder: TextEncoder, lines: Path
     for i in (1, 2):
         encode_file(encoder, lines, out, shard=f"{i}/2", chunk_rows=10, progress=False)
     (out / "rows-000000000010.parquet").unlink()
-    with pytest.raises(ValueError, match="row 10 is missing, rows-000000000020.parquet begins with 20"):
+    with pytest.raises(ValueError, match=r"row 10 is missing, rows-000000000020.parquet begins with 20"):
         merge_shards(out)
 
 
 def test_another_input_or_other_settings_are_refused(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.npy"
     encode_file(encoder, lines, out, progress=False)
-    with pytest.raises(ValueError, match="output.dtype was 'float32' there and is 'float16' now"):
+    with pytest.raises(ValueError, match=r"output.dtype was 'float32' there and is 'float16' now"):
         encode_file(encoder, lines, out, dtype="float16", progress=False)
     encoder.precision = "bf16"
-    with pytest.raises(ValueError, match="encoder.precision was 'float32' there and is 'bf16' now"):
+    with pytest.raises(ValueError, match=r"encoder.precision was 'float32' there and is 'bf16' now"):
         encode_file(encoder, lines, out, progress=False)
     encoder.precision = "fp32"
     parameter = next(encoder.model.parameters()).data
     original = parameter.clone()
     parameter += 1
-    with pytest.raises(ValueError, match="encoder.weights was"):
+    with pytest.raises(ValueError, match=r"encoder.weights was"):
         encode_file(encoder, lines, out, progress=False)
     parameter.copy_(original)
     lines.write_text("another\n" * 50)
-    with pytest.raises(ValueError, match="input.sha256 was"):
+    with pytest.raises(ValueError, match=r"input.sha256 was"):
         encode_file(encoder, lines, out, progress=False)
     before = np.load(out)
     encode_file(encoder, lines, out, progress=False, overwrite=True)
     assert not np.allclose(np.load(out), before)
     (tmp_path / "foreign.npy").write_bytes(b"x")
-    with pytest.raises(ValueError, match="foreign.npy: exists, and not of this command"):
+    with pytest.raises(ValueError, match=r"foreign.npy: exists, and not of this command"):
         encode_file(encoder, lines, tmp_path / "foreign.npy", progress=False)
 
 
@@ -265,7 +265,7 @@ def test_two_workers_keep_the_order(tiny_folder: Path, lines: Path, tmp_path: Pa
     plain = encoder.encode(TEXTS)
     encode_file(encoder, lines, tmp_path / "out.npy", chunk_rows=7, num_workers=2, progress=False)
     close(np.load(tmp_path / "out.npy"), plain)
-    with pytest.raises(ValueError, match="num_workers must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"num_workers must be at least 1, got 0"):
         encoder.encode(TEXTS, num_workers=0)
 
 

@@ -80,7 +80,7 @@ def test_a_killed_worker_costs_nothing(tiny_folder: Path, tmp_path: Path, monkey
 
 def test_what_ray_cannot_do_is_said_first(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs ray: pip install 'csekit[ray]'")
-    with pytest.raises(ValueError, match="reads and writes parquet, got 'a.txt'"):
+    with pytest.raises(ValueError, match=r"reads and writes parquet, got 'a.txt'"):
         encode_with_ray("model", tmp_path / "a.txt", tmp_path / "out.parquet")
     with pytest.raises(FileNotFoundError, match="no such file"):
         encode_with_ray("model", tmp_path / "a.parquet", tmp_path / "out.parquet")
