@@ -14,7 +14,7 @@ version = next(
 dev = ["mypy>=1.15", "pytest>=8.3", "ruff>=0.11", "build>=1.2"]
 st = ["sentence-transformers>=5.4"]
 translation = ["sentencepiece>=0.2"]
-ray = ["ray[data]>=2.40"]
+ray = ["ray[data]>=2.50"]
 
 setup(
     name="csekit",

@@ -52,7 +52,7 @@ def csekit_side(path: str, pooling: str, precision: str, device: str, max_length
 
 def st_side(path: str, pooling: str, precision: str, device: str, max_length: int, batch_size: int) -> Encode:
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Pooling, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     words = Transformer(path, max_seq_length=max_length, model_kwargs={"dtype": dtype})

@@ -3,7 +3,7 @@
 Shape suffixes: N texts, n texts of a chunk, b rows of a batch, L tokens, H embedding size.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,7 +175,7 @@ class TextEncoder:
         chunks: Iterable[Sequence[str]],
         num_workers: int = 1,
         advance: Callable[[int], object] = lambda rows: None,
-    ) -> Iterator[np.ndarray]:
+    ) -> Generator[np.ndarray, None, None]:
         """Of each chunk of texts its embeddings (n, H) float32, as they are made; the next chunk is read and tokenised
         meanwhile.
 

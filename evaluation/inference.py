@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,7 @@ def _replacements(model: nn.Module, precision: str) -> list[tuple[nn.Module, For
     return found
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """A linear layer in float32 whose ``forward`` nobody has replaced (as accelerate's hooks do)."""
     return type(module) is nn.Linear and module.weight.dtype == torch.float32 and "forward" not in module.__dict__
 
@@ -86,7 +86,7 @@ def _has_packed_products(dtype: torch.dtype) -> bool:
     return dtype != torch.bfloat16 or bool(names._is_mkldnn_bf16_supported())
 
 
-def _packed(linear: nn.Module, dtype: torch.dtype, gelu: str | None) -> Forward:
+def _packed(linear: nn.Linear, dtype: torch.dtype, gelu: str | None) -> Forward:
     """The layer with its weight laid out for oneDNN; ``gelu``: None, or how the one behind it is computed."""
     weight: Any = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype).contiguous(), ROWS)
     bias = None if linear.bias is None else linear.bias.detach().to(dtype)
@@ -98,7 +98,7 @@ def _packed(linear: nn.Module, dtype: torch.dtype, gelu: str | None) -> Forward:
     return forward
 
 
-def _int8(linear: nn.Module) -> Forward:
+def _int8(linear: nn.Linear) -> Forward:
     """Weights rounded per output, activations per call, products in 8 bits, sums in 32."""
     try:
         with warnings.catch_warnings():
@@ -123,7 +123,7 @@ def _identity(x: Tensor) -> Tensor:
     return x
 
 
-def _probe(linear: Any) -> Tensor:
+def _probe(linear: nn.Linear) -> Tensor:
     """(2, in_features), made without random numbers."""
     return torch.linspace(-2, 2, 2 * linear.in_features).view(2, -1).sin()
 
@@ -135,7 +135,7 @@ def _is_gelu(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _fusible(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+def _fusible(model: nn.Module) -> Iterator[tuple[nn.Linear, nn.Module]]:
     """Linear layers with the GELU that is applied to what they give, and to nothing else. Whether it is so is tried:
     the block around the two must give the same with both in one."""
     blocks = [(block, list(block.children())) for block in model.modules()]
@@ -149,7 +149,7 @@ def _fusible(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
             yield first, activation
 
 
-def _is_applied(block: nn.Module, linear: nn.Module, activation: nn.Module) -> bool:
+def _is_applied(block: nn.Module, linear: nn.Linear, activation: nn.Module) -> bool:
     x, plain, after = _probe(linear), linear.forward, activation.forward
     training = [(module, module.training) for module in block.modules()]
     block.eval()
@@ -168,7 +168,7 @@ def _is_applied(block: nn.Module, linear: nn.Module, activation: nn.Module) -> b
 
 
 @torch.no_grad()
-def _agrees(forward: Forward, linear: nn.Module, approximate: str | None, tolerance: float) -> bool:
+def _agrees(forward: Forward, linear: nn.Linear, approximate: str | None, tolerance: float) -> bool:
     """Whether the other ``forward`` runs here and gives what the layer gives."""
     x = _probe(linear)
     expected = linear.forward(x)

@@ -4,7 +4,7 @@ What an actor had in hand when it died is given to another one; no row is lost o
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def encode_with_ray(
     batch_rows: int = BATCH_ROWS,
     num_gpus: float = 0,
     overwrite: bool = False,
-    **loading: Any,
+    loading: Mapping[str, Any] | None = None,
 ) -> int:
     """Encode a column of parquet files with a pool of Ray actors. The rows keep all their columns, and no order.
 
@@ -55,9 +55,9 @@ def encode_with_ray(
         input_file: ``IN.parquet``, a file or a folder of them.
         output: ``OUT.parquet``, a folder; its ``_encode.json`` appears last.
         num_workers: actors.
-        batch_rows: rows that an actor is given at a time.
+        batch_rows: rows that an actor computes at a time; it is given four times as many.
         num_gpus: of each actor.
-        loading: for ``load_encoder``.
+        loading: arguments for ``load_encoder``.
 
     Returns:
         the number of rows.
@@ -69,6 +69,7 @@ def encode_with_ray(
     """
     try:
         import ray
+        from ray.data import SaveMode
     except ImportError as error:
         raise ImportError("--engine ray needs ray: pip install 'csekit[ray]'") from error
     source, target = Path(input_file), Path(output)
@@ -82,15 +83,15 @@ def encode_with_ray(
     if target.exists() and not overwrite:
         raise ValueError(f"{target}: exists; Ray does not go on with a half-done output: remove it or say overwrite")
     rows = _count(files)
-    blocks = max(2 * num_workers, -(-rows // (4 * batch_rows)))  # what is done anew when an actor dies
-    data = ray.data.read_parquet([str(file.resolve()) for file in files], override_num_blocks=blocks)
-    data.map_batches(
+    data = ray.data.read_parquet([str(file.resolve()) for file in files])
+    # a block is what is done anew when an actor dies; small files would be one block, and so one actor's work
+    data.repartition(target_num_rows_per_block=4 * batch_rows).map_batches(
         _Actor,
-        fn_constructor_args=(model, precision, name, loading),
+        fn_constructor_args=(model, precision, name, dict(loading or {})),
         compute=ray.data.ActorPoolStrategy(size=num_workers),
         batch_size=batch_rows,
         num_gpus=num_gpus or None,
-    ).write_parquet(str(target.resolve()), mode="overwrite")
+    ).write_parquet(str(target.resolve()), mode=SaveMode.OVERWRITE)
     written = _count(target.glob("*.parquet"))
     if written != rows:
         raise CorpusError(f"{target}: {written} rows were written, {rows} were read")

@@ -42,6 +42,7 @@ def test_a_killed_worker_costs_nothing(tiny_folder: Path, tmp_path: Path, monkey
     texts = [" ".join(WORDS[(i * k) % 10] for k in range(1, 2 + i % 9)) for i in range(ROWS)]
     pq.write_table(pa.table({"id": np.arange(ROWS), "s": texts}), tmp_path / "in.parquet", row_group_size=500)
     ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    loading = {"pooling": "mean", "device": "cpu"}
     killed: list[int] = []
     output = tmp_path / "out.parquet"
 
@@ -64,8 +65,7 @@ def test_a_killed_worker_costs_nothing(tiny_folder: Path, tmp_path: Path, monkey
             output,
             num_workers=2,
             batch_rows=50,
-            pooling="mean",
-            device="cpu",
+            loading=loading,
         )
         assert rows == ROWS and killed and killed[0] < len(list(output.glob("*.parquet")))
         table = pq.read_table(output).sort_by("id")
@@ -73,7 +73,7 @@ def test_a_killed_worker_costs_nothing(tiny_folder: Path, tmp_path: Path, monkey
         plain = load_encoder(tiny_folder, pooling="mean", device="cpu").encode(texts)
         np.testing.assert_allclose(np.array(table["embedding"].to_pylist()), plain, atol=1e-5)
         with pytest.raises(ValueError, match="exists; Ray does not go on"):
-            encode_with_ray(str(tiny_folder), tmp_path / "in.parquet", output, pooling="mean")
+            encode_with_ray(str(tiny_folder), tmp_path / "in.parquet", output, loading=loading)
     finally:
         ray.shutdown()
 

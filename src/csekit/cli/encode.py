@@ -39,7 +39,7 @@ def encode(
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
 ) -> None:
     """Embeddings of every row of a file. Killed, it goes on where it was when it is called again."""
-    loading = {
+    loading: dict[str, Any] = {
         "pooling": pooling,
         "max_length": max_length,
         "device": device,
@@ -66,7 +66,7 @@ def encode(
                 precision=precision,
                 num_workers=num_workers,
                 overwrite=overwrite,
-                **loading,
+                loading=loading,
             )
             typer.echo(f"written: {output}, {rows:,} rows")
             return
