@@ -72,13 +72,8 @@ def encode_with_ray(
         from ray.data import SaveMode
     except ImportError as error:
         raise ImportError("--engine ray needs ray: pip install 'csekit[ray]'") from error
-    source, target = Path(input_file), Path(output)
-    for path in (source, target):
-        if path.suffix != ".parquet":
-            raise ValueError(f"--engine ray reads and writes parquet, got {path.name!r}")
-    files = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
-    if not files:
-        raise FileNotFoundError(f"{source}: no parquet file in it")
+    target = Path(output)
+    files = _parquet_files(Path(input_file), target)
     name = text_column(files[0], column).name
     if target.exists() and not overwrite:
         raise ValueError(f"{target}: exists; Ray does not go on with a half-done output: remove it or say overwrite")
@@ -97,6 +92,16 @@ def encode_with_ray(
         raise CorpusError(f"{target}: {written} rows were written, {rows} were read")
     _write_atomically(target / _DONE, json.dumps({"rows": rows, "complete": True}).encode())
     return rows
+
+
+def _parquet_files(source: Path, target: Path) -> list[Path]:
+    for path in (source, target):
+        if path.suffix != ".parquet":
+            raise ValueError(f"--engine ray reads and writes parquet, got {path.name!r}")
+    files = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
+    if not files:
+        raise FileNotFoundError(f"{source}: no parquet file in it")
+    return files
 
 
 def _count(files: Iterable[Path]) -> int:

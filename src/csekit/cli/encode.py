@@ -1,5 +1,6 @@
 """``csekit encode`` and ``csekit merge``."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,61 +40,38 @@ def encode(
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
 ) -> None:
     """Embeddings of every row of a file. Killed, it goes on where it was when it is called again."""
-    loading: dict[str, Any] = {
-        "pooling": pooling,
-        "max_length": max_length,
-        "device": device,
-        "prompt_template": prompt_template,
-        "batch_size": batch_size,
-    }
+    loading: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "device": device}
+    loading |= {"prompt_template": prompt_template, "batch_size": batch_size}
+    common: dict[str, Any] = {"column": column, "num_workers": num_workers, "overwrite": overwrite}
     with one_line_errors():
         if engine not in ("local", "ray"):
             raise ValueError(f"--engine must be local or ray, got {engine!r}")
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        if engine == "ray":
-            if shard != "1/1" or dtype != "float32":
-                raise ValueError("--shard and --dtype are not for --engine ray, which shares the rows out itself")
-            from csekit.evaluation.ray_encoding import encode_with_ray
-
-            rows = encode_with_ray(
-                model,
-                file,
-                output,
-                column=column,
-                precision=precision,
-                num_workers=num_workers,
-                overwrite=overwrite,
-                loading=loading,
-            )
-            typer.echo(f"written: {output}, {rows:,} rows")
-            return
-        record = _encode_here(
-            model,
-            loading,
-            precision,
-            input_file=file,
-            output=output,
-            column=column,
-            dtype=dtype,
-            shard=shard,
-            chunk_rows=chunk_rows,
-            num_workers=num_workers,
-            overwrite=overwrite,
-            progress=progress,
-        )
-        part = "" if shard == "1/1" else f", shard {shard}"
-        typer.echo(f"written: {output}{part}, {record['done']:,} rows, {record['truncated']:,} texts cut")
+        if engine == "ray" and (shard != "1/1" or dtype != "float32"):
+            raise ValueError("--shard and --dtype are not for --engine ray, which shares the rows out itself")
+        here: dict[str, Any] = {"dtype": dtype, "shard": shard, "chunk_rows": chunk_rows, "progress": progress}
+        run = partial(_with_ray, **common) if engine == "ray" else partial(_locally, **common, **here)
+        typer.echo(run(file, output, model, precision, loading))
 
 
-def _encode_here(model: str, loading: dict[str, Any], precision: str, **arguments: Any) -> dict[str, Any]:
+def _with_ray(file: str, output: Path, model: str, precision: str, loading: dict[str, Any], **more: Any) -> str:
+    from csekit.evaluation import encode_with_ray
+
+    rows = encode_with_ray(model, file, output, precision=precision, loading=loading, **more)
+    return f"written: {output}, {rows:,} rows"
+
+
+def _locally(file: str, output: Path, model: str, precision: str, loading: dict[str, Any], **more: Any) -> str:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     from csekit.evaluation import encode_file, load_encoder
 
     encoder = load_encoder(model, **loading)
     encoder.precision = precision
-    return encode_file(encoder, **arguments)
+    record = encode_file(encoder, file, output, **more)
+    part = "" if more["shard"] == "1/1" else f", shard {more['shard']}"
+    return f"written: {output}{part}, {record['done']:,} rows, {record['truncated']:,} texts cut"
 
 
 def merge(
