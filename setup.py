@@ -17,6 +17,7 @@ st = ["sentence-transformers>=5.4"]
 translation = ["sentencepiece>=0.2"]
 retrieval = ["pytrec-eval-terrier>=0.5.6"]
 mteb = ["mteb>=2.26", *retrieval]
+ray = ["ray[data]>=2.50"]
 
 setup(
     name="csekit",
@@ -56,6 +57,7 @@ setup(
         "translation": translation,
         "retrieval": retrieval,
         "mteb": mteb,
+        "ray": ray,
     },
     entry_points={"console_scripts": ["csekit = csekit.cli:main"]},
 )

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from csekit.evaluation.clustering import clustering_suite as clustering_suite
     from csekit.evaluation.compare import Difference as Difference
     from csekit.evaluation.compare import compare_runs as compare_runs
+    from csekit.evaluation.encode_files import encode_file as encode_file
+    from csekit.evaluation.encode_files import merge_shards as merge_shards
     from csekit.evaluation.encoding import TextEncoder as TextEncoder
     from csekit.evaluation.encoding import encode as encode
     from csekit.evaluation.geometry import alignment as alignment
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from csekit.evaluation.pairs import read_pairs as read_pairs
     from csekit.evaluation.papers import PaperRow as PaperRow
     from csekit.evaluation.papers import paper_table as paper_table
+    from csekit.evaluation.ray_encoding import encode_with_ray as encode_with_ray
     from csekit.evaluation.report import SearchData as SearchData
     from csekit.evaluation.report import build_report as build_report
     from csekit.evaluation.report import write_report as write_report
@@ -74,6 +77,7 @@ _PUBLIC = {
     "baselines": ("StaticTokens", "TfidfEncoder", "Whitening", "static_encoder"),
     "clustering": ("ClusteringOptions", "ClusteringScores", "clustering_suite"),
     "compare": ("Difference", "compare_runs"),
+    "encode_files": ("encode_file", "merge_shards"),
     "encoding": ("TextEncoder", "encode"),
     "geometry": ("alignment", "effective_rank", "label_free_criteria", "mean_cosine", "uniformity"),
     "geometry_scores": ("GeometryOptions", "GeometryScores", "geometry_suite"),
@@ -90,6 +94,7 @@ _PUBLIC = {
     "neighbors": ("Neighbor", "QueryNeighbors", "nearest_neighbors"),
     "pairs": ("Pairs", "read_pairs"),
     "papers": ("PaperRow", "paper_table"),
+    "ray_encoding": ("encode_with_ray",),
     "report": ("SearchData", "build_report", "write_report"),
     "report_runs": ("ReportRun", "read_run"),
     "results": ("checksum", "environment", "read_results", "write_results"),

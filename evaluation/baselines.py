@@ -105,7 +105,7 @@ class Whitening(TextEncoder):
         self.truncated = 0
         self._map: tuple[np.ndarray, np.ndarray] | None = None
 
-    def encode(self, texts: Sequence[str], progress: bool = False) -> np.ndarray:
+    def encode(self, texts: Sequence[str], progress: bool = False) -> np.ndarray:  # type: ignore[override]
         """(N, dim) float32. Raises ValueError: fewer than two different embeddings to fit on, ``dim`` above H."""
         if self._map is None and self.corpus is not None:
             self._map = whitening(embed(self.encoder, self.corpus, progress), self.dim)
@@ -114,7 +114,7 @@ class Whitening(TextEncoder):
         mean_H, map_HH = self._map or whitening(embeddings_NH, self.dim)
         return ((embeddings_NH - mean_H) @ map_HH).astype(np.float32)
 
-    __call__ = encode
+    __call__ = encode  # type: ignore[assignment]
 
     def describe(self) -> dict[str, Any]:
         return {**self.encoder.describe(), "whitening": {"fitted_on": self.fitted_on, "dim": self.dim}}

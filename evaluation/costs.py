@@ -117,6 +117,57 @@ def roofline_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[lis
     return caption, ["", "ms", "products alone, ms", "share", "GFLOP/s"], body
 
 
+def encoding_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: sentences a second of csekit and of sentence-transformers.
+
+    Arguments:
+        results: content of ``results/benchmarks/encode-NAME.json``.
+    """
+    run = results["run"]
+    head = ["", "texts", "pooling", "precision", "sentences/s", "speedup", "CPU time", "least cosine"]
+    body = [
+        [
+            row["side"],
+            f"{row['texts']} ({row['sentences']:,})",
+            row["pooling"],
+            row["precision"],
+            f"{row['sentences_per_second']:,.0f}",
+            f"{row['speedup']:.2f} ×",
+            f"{row['cpu_speedup']:.2f} ×",
+            f"{row['least_cosine']:.4f}",
+        ]
+        for row in results["rows"]
+    ]
+    where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
+    caption = (
+        f"Encoding, backbone {run['backbone']}, {where}, at most {run['max_length']} tokens, "
+        f"{run['st_batch_size']} rows a batch in sentence-transformers: median of {run['repetitions']} runs in turn. "
+        "Speedup over sentence-transformers at the same precision (int8: at fp32), on the clock and in time of the "
+        "processor; least cosine of an embedding to that of sentence-transformers in fp32."
+    )
+    if results["stsb_dev"]:
+        said = ", ".join(f"{row['precision']} {row['spearman']:.2f}" for row in results["stsb_dev"])
+        caption += f" STS-B dev of a SimCSE encoder on this backbone, Spearman × 100: {said}."
+    return caption, head, body
+
+
+def encode_memory_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: resident memory while a file is encoded, after some of its rows.
+
+    Arguments:
+        results: content of ``results/encode-memory/NAME.json``.
+    """
+    run, points = results["run"], [point for point in results["points"] if point["rows"]]
+    wanted = [points[round(k * (len(points) - 1) / 5)] for k in range(6)] if len(points) > 6 else points
+    body = [[f"{point['rows']:,}", f"{point['resident'] / 2**20:,.0f}"] for point in wanted]
+    caption = (
+        f"Resident memory while {run['rows']:,} sentences ({run['input_bytes'] / 1e6:,.0f} MB) become a .npy of "
+        f"{run['output_bytes'] / 1e6:,.0f} MB, {run['chunk_rows']:,} rows a chunk; before: "
+        f"{results['before'] / 2**20:,.0f} MiB. The encoder is the embeddings of {run['backbone']} without its layers."
+    )
+    return caption, ["rows done", "resident, MiB"], body
+
+
 def _count(value: int | None) -> str:
     return _MISSING if value is None else f"{value / 1e6:.2f} M" if value else "0"
 

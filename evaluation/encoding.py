@@ -1,10 +1,9 @@
 """Texts to sentence embeddings: each distinct text once, longest first, no gradient, no random number drawn.
 
-Shape suffixes: N texts, D distinct texts, b rows of a batch, L tokens, H embedding size.
+Shape suffixes: N texts, n texts of a chunk, b rows of a batch, L tokens, H embedding size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,13 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from csekit.modeling.tokenization import pad, tokenize
+from csekit.evaluation.chunks import CHUNK, embed_chunks
+from csekit.evaluation.chunks import evaluating as evaluating
+from csekit.evaluation.chunks import token_batches as token_batches
+from csekit.evaluation.inference import check_precision
 
 #: Anything that the evaluations accept: ``texts -> (N, H)``, or an object whose ``encode`` does that.
 Encoder = Any
-
-#: Padded tokens in one batch at most (a longer text makes a batch of its own).
-MAX_BATCH_TOKENS = 16_384
 
 
 def check_texts(texts: Sequence[str]) -> list[str]:
@@ -66,72 +65,6 @@ def length_limit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_lengt
     return int(min(limits))
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradient inside; afterwards every submodule has its own training flag back."""
-    flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in flags:
-            module.training = training
-
-
-def token_batches(lengths: Sequence[int], batch_size: int, max_tokens: int = MAX_BATCH_TOKENS) -> Iterator[list[int]]:
-    """Indices in batches, longest first: at most ``batch_size`` rows and ``max_tokens`` padded tokens in each."""
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    start = 0
-    while start < len(order):
-        rows = max(1, min(batch_size, max_tokens // max(1, lengths[order[start]])))
-        yield order[start : start + rows]
-        start += rows
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    parameter = next(model.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
-
-
-def _encode_counting(
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    *,
-    max_length: int | None,
-    batch_size: int,
-    prompt_template: str | None,
-    progress: bool,
-    device: str | torch.device | None,
-) -> tuple[np.ndarray, int]:
-    """``encode``, and how many distinct texts were cut."""
-    texts = check_texts(texts)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if device is not None:
-        model.to(device)
-    limit = length_limit(model, tokenizer, max_length)
-    distinct = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    tokens = tokenize(tokenizer, list(distinct), limit, prompt_template)
-    lengths = [len(row) for row in tokens.input_ids]
-    if 0 in lengths:
-        raise ValueError(f"a text without tokens cannot be encoded, got {list(distinct)[lengths.index(0)]!r}")
-    embeddings_DH: np.ndarray | None = None
-    where = _device_of(model)
-    with evaluating(model), tqdm(total=len(lengths), unit="texts", disable=not progress) as bar:
-        for rows in token_batches(lengths, batch_size):
-            batch = pad(tokenizer, [tokens.input_ids[i] for i in rows])
-            output = model(**{name: tensor.to(where) for name, tensor in batch.items()})
-            embedding_bH = output.sentence_embedding.float().cpu().numpy()
-            if embeddings_DH is None:
-                embeddings_DH = np.empty((len(lengths), embedding_bH.shape[1]), dtype=np.float32)
-            embeddings_DH[rows] = embedding_bH
-            bar.update(len(rows))
-    assert embeddings_DH is not None
-    return embeddings_DH[[distinct[text] for text in texts]], sum(tokens.truncated)
-
-
 def encode(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
@@ -142,6 +75,8 @@ def encode(
     prompt_template: str | None = None,
     progress: bool = False,
     device: str | torch.device | None = None,
+    precision: str = "fp32",
+    num_workers: int = 1,
 ) -> np.ndarray:
     """Sentence embeddings of ``texts``, row i for text i.
 
@@ -152,9 +87,11 @@ def encode(
         model: called with ``input_ids`` and ``attention_mask`` (b, L), returns an object whose ``sentence_embedding``
             is (b, H).
         max_length: tokens to cut at, special tokens and template included. None: the model's own limit.
-        batch_size: rows in a batch at most; long texts make smaller batches (``MAX_BATCH_TOKENS``).
+        batch_size: rows in a batch at most; long texts make smaller batches (``chunks.MAX_BATCH_TOKENS``).
         prompt_template: holds ``{sentence}`` and ``{mask}``.
         device: where to encode; the model is moved there. None: where the model is.
+        precision: 'fp32', 'bf16' (autocast) or, on CPU, 'int8' (linear layers), see ``inference.fast_inference``.
+        num_workers: processes, see ``workers.WorkerPool``.
 
     Returns:
         (N, H) float32.
@@ -162,29 +99,30 @@ def encode(
     Raises:
         ValueError: no texts, an entry that is no string, a length that the model cannot take.
     """
-    return _encode_counting(
+    encoder = TextEncoder(
         model,
         tokenizer,
-        texts,
         max_length=max_length,
         batch_size=batch_size,
         prompt_template=prompt_template,
-        progress=progress,
         device=device,
-    )[0]
+        precision=precision,
+    )
+    return encoder.encode(texts, progress, num_workers)
 
 
 class TextEncoder:
     """A model with its tokenizer: texts in, embeddings out.
 
     Arguments:
-        model, tokenizer, max_length, batch_size, prompt_template, device: as for ``encode``.
+        model, tokenizer, max_length, batch_size, prompt_template, device, precision: as for ``encode``.
         name: for results files. A Hub id or a folder's last part, never a machine's path.
         pooling: for results files; None where the model itself does not say.
         lowercase: lower the texts before tokenising (``do_lower_case`` of a SentenceTransformer folder).
 
     Attributes:
         truncated: how many distinct texts of the last ``encode`` were cut at ``max_length``.
+        precision: may be set at any time.
     """
 
     def __init__(
@@ -199,7 +137,10 @@ class TextEncoder:
         prompt_template: str | None = None,
         lowercase: bool = False,
         device: str | torch.device | None = None,
+        precision: str = "fp32",
     ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.model = model if device is None else model.to(device)
         self.tokenizer = tokenizer
         self.name = name
@@ -208,24 +149,70 @@ class TextEncoder:
         self.batch_size = batch_size
         self.prompt_template = prompt_template
         self.lowercase = lowercase
+        self.precision = precision
         self.truncated = 0
 
-    def encode(self, texts: Sequence[str], progress: bool = False) -> np.ndarray:
+    def encode(self, texts: Sequence[str], progress: bool = False, num_workers: int = 1) -> np.ndarray:
         """(N, H) float32, row i for text i. Raises ValueError as ``encode`` does."""
         texts = check_texts(texts)
-        embeddings, self.truncated = _encode_counting(
-            self.model,
-            self.tokenizer,
-            [text.lower() for text in texts] if self.lowercase else texts,
-            max_length=self.max_length,
-            batch_size=self.batch_size,
-            prompt_template=self.prompt_template,
-            progress=progress,
-            device=None,
-        )
-        return embeddings
+        place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+        distinct = sorted(place, key=len, reverse=True)
+        size = CHUNK if num_workers == 1 else min(CHUNK, -(-len(distinct) // (4 * max(1, num_workers))))
+        chunks = [distinct[start : start + size] for start in range(0, len(distinct), size)]
+        embeddings: np.ndarray | None = None
+        with tqdm(total=len(distinct), unit="texts", disable=not progress) as bar:
+            found = self.encode_chunks(chunks, num_workers, bar.update)
+            for chunk, rows_nH in zip(chunks, found, strict=True):
+                if embeddings is None:
+                    embeddings = np.empty((len(distinct), rows_nH.shape[1]), dtype=np.float32)
+                embeddings[[place[text] for text in chunk]] = rows_nH
+        assert embeddings is not None
+        return embeddings if len(distinct) == len(texts) else embeddings[[place[text] for text in texts]]
 
     __call__ = encode
+
+    def encode_chunks(
+        self,
+        chunks: Iterable[Sequence[str]],
+        num_workers: int = 1,
+        advance: Callable[[int], object] = lambda rows: None,
+    ) -> Generator[np.ndarray, None, None]:
+        """Of each chunk of texts its embeddings (n, H) float32, as they are made; the next chunk is read and tokenised
+        meanwhile.
+
+        Arguments:
+            num_workers: processes that share the chunks.
+            advance: is told how many distinct texts are done.
+        """
+        check_precision(self.precision)
+        self.truncated = 0
+        if num_workers != 1:
+            from csekit.evaluation.workers import WorkerPool
+
+            with WorkerPool(self, num_workers) as pool:
+                for rows_nH, truncated in pool.encode_chunks(chunks, advance):
+                    self.truncated += truncated
+                    yield rows_nH
+            return
+        for rows_nH, truncated in self.embedded(chunks, advance):
+            self.truncated += truncated
+            yield rows_nH
+
+    def embedded(
+        self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object] = lambda rows: None
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """Of each chunk its embeddings, and how many of its distinct texts were cut; in this process."""
+        given = ([text.lower() for text in texts] for texts in chunks) if self.lowercase else chunks
+        return embed_chunks(
+            self.model,
+            self.tokenizer,
+            given,
+            self.max_length,
+            self.batch_size,
+            self.prompt_template,
+            self.precision,
+            advance,
+        )
 
     def describe(self) -> dict[str, Any]:
         """What a results file says about the encoder."""
@@ -236,7 +223,7 @@ class TextEncoder:
             "pooling": self.pooling,
             "max_length": self.max_length,
             "prompt_template": self.prompt_template,
-            "precision": None if parameter is None else str(parameter.dtype).removeprefix("torch."),
+            "precision": self.precision if self.precision != "fp32" or parameter is None else str(parameter.dtype)[6:],
         }
 
 

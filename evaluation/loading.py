@@ -1,7 +1,7 @@
 """One function that loads whatever holds a sentence encoder, and never guesses the pooler."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from csekit.evaluation.encoding import TextEncoder, check_texts, length_limit
+from csekit.evaluation.encoding import TextEncoder, length_limit
+from csekit.evaluation.inference import fast_inference
 from csekit.modeling.export import TEMPLATE_POOLING
-from csekit.modeling.pooling import pool
+from csekit.modeling.pooling import place_of, pool, single_offset
 from csekit.modeling.tokenization import own_template, sentence_frame, tokenize
+from csekit.modeling.unpadding import run_encoder
 
 #: Poolers that ``load_encoder`` takes for a plain encoder.
 POOLINGS = ("cls", "mean", "first_last_mean", "top2_mean", "mask")
@@ -61,6 +63,11 @@ class PooledBackbone(nn.Module):
         self.head = head or nn.Identity()
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> PooledOutput:
+        offset = single_offset(self.pooling, self.mask_offset)
+        if offset is not None and isinstance(self.backbone, PreTrainedModel):
+            place_N = place_of(attention_mask, offset)
+            states = run_encoder(self.backbone, attention_mask, input_ids, place_N=place_N).last_hidden_state
+            return PooledOutput(self.head(states[:, 0]))
         layers = self.pooling in ("first_last_mean", "top2_mean")
         output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=layers)
         states = output.hidden_states if layers else (output.last_hidden_state,)
@@ -78,7 +85,7 @@ class SentenceTransformerEncoder(TextEncoder):
     """A SentenceTransformer whose modules only sentence-transformers itself can run."""
 
     def __init__(self, model: Any, name: str, batch_size: int) -> None:
-        self.model = model
+        self.model: Any = model
         self.tokenizer = model.tokenizer
         self.name = name
         self.pooling = None
@@ -86,21 +93,26 @@ class SentenceTransformerEncoder(TextEncoder):
         self.batch_size = batch_size
         self.prompt_template = None
         self.lowercase = False
+        self.precision = "fp32"
         self.truncated = 0
 
-    def encode(self, texts: Sequence[str], progress: bool = False) -> np.ndarray:
-        distinct = {text: i for i, text in enumerate(dict.fromkeys(check_texts(texts)))}
-        tokenizer: Any = self.tokenizer
-        if self.max_length is not None and hasattr(tokenizer, "model_max_length"):
-            ids = tokenizer(list(distinct), truncation=False, verbose=False)["input_ids"]
-            self.truncated = sum(len(row) > self.max_length for row in ids)
-        model: Any = self.model
-        embeddings = model.encode(
-            list(distinct), batch_size=self.batch_size, show_progress_bar=progress, convert_to_numpy=True
-        )
-        return np.asarray(embeddings, dtype=np.float32)[[distinct[text] for text in texts]]
+    def embedded(
+        self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object] = lambda rows: None
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        for texts in chunks:
+            distinct = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+            with fast_inference(self.model, self.precision):
+                rows_dH = self.model.encode(list(distinct), batch_size=self.batch_size, show_progress_bar=False)
+            advance(len(distinct))
+            yield np.asarray(rows_dH, dtype=np.float32)[[distinct[text] for text in texts]], self._cut(list(distinct))
 
-    __call__ = encode
+    def _cut(self, distinct: list[str]) -> int:
+        """How many of the texts exceed the length limit."""
+        tokenizer: Any = self.tokenizer
+        if self.max_length is None or not hasattr(tokenizer, "model_max_length"):
+            return 0
+        ids = tokenizer(distinct, truncation=False, verbose=False)["input_ids"]
+        return sum(len(row) > self.max_length for row in ids)
 
 
 def _read_json(path: Path) -> Any:

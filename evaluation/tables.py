@@ -7,7 +7,8 @@ stale.
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
 (``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), ``parameters/FILE``,
-``costs/FILE``, ``peers/FILE`` and ``roofline/FILE`` for the files of these folders (see ``csekit.evaluation.costs``),
+``costs/FILE``, ``peers/FILE``, ``roofline/FILE``, ``benchmarks/FILE`` and ``encode-memory/FILE`` for the files of
+these folders (see ``csekit.evaluation.costs``),
 ``speed/FILE`` (see ``csekit.evaluation.retrieval_tables``), ``evaluation/retrieval``, ``evaluation/geometry`` and
 ``evaluation/clustering`` for all files of that folder, or ``evaluation/TABLE`` for those that ``csekit eval`` wrote
 (see ``csekit.evaluation.score_tables``). An ablation table stands in the plan's ``tables``::
@@ -32,7 +33,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from csekit.evaluation.costs import costs_table, parameters_table, peers_table, roofline_table
+from csekit.evaluation.costs import (
+    costs_table,
+    encode_memory_table,
+    encoding_table,
+    parameters_table,
+    peers_table,
+    roofline_table,
+)
 from csekit.evaluation.curves import curves_table
 from csekit.evaluation.geometry_tables import clustering_table, geometry_table
 from csekit.evaluation.results import read_results
@@ -51,6 +59,8 @@ _BENCHMARKS = {
     "peers": ("train_step.py --rows benchmarks/peers.yaml", peers_table),
     "roofline": ("roofline.py", roofline_table),
     "speed": ("evaluation.py", speed_table),
+    "benchmarks": ("encode.py", encoding_table),
+    "encode-memory": ("encode_memory.py", encode_memory_table),
 }
 _EVALUATION = {
     "evaluation/retrieval": retrieval_table,

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from csekit.evaluation.text_files import CorpusError, Scan, file_kind, sha256
 from csekit.modeling.tokenization import tokenize
 from csekit.trainers.corpus_datasets import SentenceDataset, StreamingSentenceDataset
-from csekit.trainers.corpus_files import CorpusError, Scan, file_kind, sha256
 from csekit.trainers.corpus_sources import Source, file_source, hub_name, table_source
 
 logger = logging.getLogger(__name__)

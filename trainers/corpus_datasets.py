@@ -8,7 +8,7 @@ import datasets
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from csekit.trainers.corpus_files import Scan
+from csekit.evaluation.text_files import Scan
 from csekit.trainers.corpus_sources import Source
 
 

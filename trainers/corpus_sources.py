@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import pyarrow as pa
 
-from csekit.trainers.corpus_files import ROWS, CorpusError, RowBatch, Scan, file_columns, file_kind, read_batches
+from csekit.evaluation.text_files import ROWS, CorpusError, RowBatch, Scan, file_columns, file_kind, read_batches
 
 
 @dataclass(frozen=True)

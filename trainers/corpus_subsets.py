@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from csekit.evaluation.pairs import Pairs
+from csekit.evaluation.text_files import ROWS
 from csekit.trainers.corpora import Corpus
 from csekit.trainers.corpus_datasets import SentenceDataset
-from csekit.trainers.corpus_files import ROWS
 from csekit.trainers.masking import uniform
 
 _NO_WORD = re.compile(r"[\W_]+")

@@ -66,6 +66,7 @@ _PUBLIC: dict[str, str] = {
         (
             "compare_runs",
             "encode",
+            "encode_file",
             "evaluate_pairs",
             "evaluate_sts",
             "evaluate_transfer",

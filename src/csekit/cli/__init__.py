@@ -8,6 +8,7 @@ import typer
 import csekit
 
 from .compare import compare
+from .encode import encode, merge
 from .evaluate import evaluate
 from .figures import figures
 from .geometry import geometry
@@ -23,6 +24,8 @@ main.command("label")(label)
 main.command("report")(report)
 main.command("geometry")(geometry)
 main.command("figures")(figures)
+main.command("encode")(encode)
+main.command("merge")(merge)
 
 
 def _version(value: bool) -> None:

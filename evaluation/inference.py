@@ -1,0 +1,181 @@
+"""Linear layers that compute faster while a model only encodes, the model itself unchanged.
+
+On CPU each layer's weight is laid out once for oneDNN's matrix product, and a GELU behind it is computed in the same
+kernel; at int8 weights are rounded per output and activations per call. A layer keeps its class, its parameters and
+its hooks: only its ``forward`` is another one, until ``fast_inference`` ends. What a layer or a processor cannot do is
+left as it is.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import GELUActivation
+
+PRECISIONS = ("fp32", "bf16", "int8")
+#: Rows of a product that the layout of weights is chosen for.
+ROWS = 1024
+
+Forward = Callable[[Tensor], Tensor]
+
+
+def check_precision(precision: str, device: torch.device | None = None) -> None:
+    """Raises ValueError: an unknown precision, or int8 anywhere but on CPU."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
+    if precision == "int8" and device is not None and device.type != "cpu":
+        raise ValueError(f"precision 'int8' is for CPU only, the model is on {device}: use 'bf16'")
+
+
+@contextmanager
+def fast_inference(model: nn.Module, precision: str = "fp32") -> Iterator[None]:
+    """Inside, the model computes faster. For use without gradients only.
+
+    Arguments:
+        precision: 'fp32': as before, to rounding. 'bf16': products and attention in bfloat16 (autocast), norms and
+            sums in float32. 'int8': on CPU, every linear layer's product in 8 bits, the rest in float32.
+
+    Raises:
+        ValueError: what ``check_precision`` refuses, or int8 where this build of torch does not have it.
+    """
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    check_precision(precision, device)
+    with ExitStack() as stack:
+        if device.type == "cpu":
+            for module, forward in _replacements(model, precision):
+                module.__dict__["forward"] = forward
+                stack.callback(module.__dict__.pop, "forward")
+        if precision == "bf16":
+            stack.enter_context(torch.autocast(device.type, torch.bfloat16))
+        yield
+
+
+def _replacements(model: nn.Module, precision: str) -> list[tuple[nn.Module, Forward]]:
+    """Modules with their other ``forward``."""
+    linears = [module for module in model.modules() if _is_plain(module)]
+    if precision == "int8":
+        return [(linear, _int8(linear)) for linear in linears]
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    if not _has_packed_products(dtype):
+        return []
+    fused = dict(_fusible(model))
+    found: list[tuple[nn.Module, Forward]] = []
+    for linear in linears:
+        approximate = None if linear not in fused else getattr(fused[linear], "approximate", "none")
+        forward = _packed(linear, dtype, approximate)
+        if _agrees(forward, linear, approximate, tolerance=1e-5 if dtype == torch.float32 else 3e-2):
+            found.append((linear, forward))
+            found += [(fused[linear], _identity)] if linear in fused else []
+    return found
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """A linear layer in float32 whose ``forward`` nobody has replaced (as accelerate's hooks do)."""
+    return type(module) is nn.Linear and module.weight.dtype == torch.float32 and "forward" not in module.__dict__
+
+
+def _has_packed_products(dtype: torch.dtype) -> bool:
+    names = torch.ops.mkldnn
+    if not torch.backends.mkldnn.is_available() or not hasattr(names, "_linear_pointwise"):
+        return False
+    return dtype != torch.bfloat16 or bool(names._is_mkldnn_bf16_supported())
+
+
+def _packed(linear: nn.Linear, dtype: torch.dtype, gelu: str | None) -> Forward:
+    """The layer with its weight laid out for oneDNN; ``gelu``: None, or how the one behind it is computed."""
+    weight: Any = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype).contiguous(), ROWS)
+    bias = None if linear.bias is None else linear.bias.detach().to(dtype)
+    name, algorithm = ("none", "") if gelu is None else ("gelu", gelu)
+
+    def forward(x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x.to(dtype), weight, bias, name, [], algorithm)
+
+    return forward
+
+
+def _int8(linear: nn.Linear) -> Forward:
+    """Weights rounded per output, activations per call, products in 8 bits, sums in 32."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecated for years, without a successor in eager mode
+            weight = linear.weight.detach()
+            scale = weight.abs().amax(1).clamp_min(1e-12).double() / 127
+            rounded = torch.quantize_per_channel(weight, scale, torch.zeros_like(scale).long(), 0, torch.qint8)
+            bias = None if linear.bias is None else linear.bias.detach()
+            packed: Any = torch.ops.quantized.linear_prepack(rounded, bias)
+    except (AttributeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"precision 'int8' is not in this build of torch ({reason}): use 'bf16'") from error
+    seven_bits = not torch.cpu._is_vnni_supported()  # without these instructions sums of 8-bit products overflow
+
+    def forward(x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic(x.float(), packed, seven_bits)
+
+    return forward
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+def _probe(linear: nn.Linear) -> Tensor:
+    """(2, in_features), made without random numbers."""
+    return torch.linspace(-2, 2, 2 * linear.in_features).view(2, -1).sin()
+
+
+def _is_gelu(module: nn.Module) -> bool:
+    if type(module) is GELUActivation:
+        return module.act is nn.functional.gelu
+    return type(module) is nn.GELU
+
+
+@torch.no_grad()
+def _fusible(model: nn.Module) -> Iterator[tuple[nn.Linear, nn.Module]]:
+    """Linear layers with the GELU that is applied to what they give, and to nothing else. Whether it is so is tried:
+    the block around the two must give the same with both in one."""
+    blocks = [(block, list(block.children())) for block in model.modules()]
+    parents = Counter(id(child) for _, children in blocks for child in children)
+    for block, children in blocks:
+        linears, activations = [c for c in children if _is_plain(c)], [c for c in children if _is_gelu(c)]
+        if not linears or len(activations) != 1 or parents[id(activations[0])] != 1:
+            continue
+        first, activation = linears[0], activations[0]
+        if "forward" not in activation.__dict__ and _is_applied(block, first, activation):
+            yield first, activation
+
+
+def _is_applied(block: nn.Module, linear: nn.Linear, activation: nn.Module) -> bool:
+    x, plain, after = _probe(linear), linear.forward, activation.forward
+    training = [(module, module.training) for module in block.modules()]
+    block.eval()
+    try:
+        expected = block(x)
+        linear.__dict__["forward"] = lambda states: after(plain(states))
+        activation.__dict__["forward"] = _identity
+        return torch.equal(block(x), expected)
+    except (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError):
+        return False
+    finally:
+        linear.__dict__.pop("forward", None)
+        activation.__dict__.pop("forward", None)
+        for module, flag in training:
+            module.training = flag
+
+
+@torch.no_grad()
+def _agrees(forward: Forward, linear: nn.Linear, approximate: str | None, tolerance: float) -> bool:
+    """Whether the other ``forward`` runs here and gives what the layer gives."""
+    x = _probe(linear)
+    expected = linear.forward(x)
+    if approximate is not None:
+        expected = nn.functional.gelu(expected, approximate=approximate)
+    try:
+        found = forward(x)
+    except RuntimeError:
+        return False
+    return bool((found.float() - expected).abs().max() <= tolerance * (1 + expected.abs().max()))
