@@ -28,6 +28,7 @@ from .base_trainer import TRAINING_FOLDER, TermsTrainer, warn_of_launcher, witho
 from .collator import CSECollator
 from .corpora import Corpus
 from .corpus_datasets import StreamingSentenceDataset
+from .gradient_cache import cache_gradients
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class CSETrainer(TermsTrainer):
 
     Raises:
         ValueError: a combination that cannot work, before any step: a single column without dropout, an augmentation
-            of pairs, a batch of one row, several GPUs in one process, an unknown ``metric_for_best_model``.
+            of pairs, a batch of one row, several GPUs in one process, an unknown ``metric_for_best_model``, an
+            objective that cannot be computed in chunks where ``cache_chunk_size`` asks for them.
     """
 
     args: CSETrainingArguments
@@ -66,6 +68,7 @@ class CSETrainer(TermsTrainer):
         **kwargs: Any,
     ) -> None:
         check_setting(model, args, corpus)
+        cache_gradients(model, args.cache_chunk_size)
         self.corpus, self.dev, self.tokenizer = corpus, dev, tokenizer
         self._select(args, dev)
         collator = CSECollator(
