@@ -4,21 +4,24 @@
         --batch_sizes 512 1024 --chunk_sizes 0 256 64 --output results/memory/bert-base-uncased-cpu.json
 
 A step is that of `train_step.py`. Every batch size and chunk size (0: no cache) lives in a process of its own, one
-after the other, so that there is room for the largest; of its steps the fastest counts. What does not fit is written
-down as that: a process that the system kills, or a device that has no memory left. `python -m csekit.evaluation.tables`
+after the other, so that there is room for the largest; of its steps the fastest counts, on CPU by its CPU seconds, so
+that other programs do not count. What does not fit is written down as that: a process that the system kills, or a
+device that has no memory left. `python -m csekit.evaluation.tables`
 makes the table `memory/NAME` of the file `results/memory/NAME.json`.
 """
 
 import argparse
+import multiprocessing
 import os
+import time
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from train_step import METHODS_FILE, Setting, Worker, csekit_step, read_batches
+from train_step import METHODS_FILE, SEED, Setting, csekit_step, now, peak_memory, read_batches
+from transformers.utils import logging
 
 from csekit.evaluation.results import environment, write_results
 
@@ -40,15 +43,34 @@ def measure(setting: Setting, method: str, batches: list[list[dict[str, Any]]], 
     """Seconds of the fastest step and peak memory in bytes; None each where the process did not live to tell."""
     title, wanted = chosen(method)
     row: dict[str, Any] = {"method": method, "title": title, "chunk_size": chunk_size, "batch_size": len(batches[0])}
-    row |= {"seconds": None, "memory": None}
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, setting, wanted, batches, chunk_size))
+    process.start()
+    theirs.close()
     try:
-        worker = Worker(title, setting, partial(csekit_step, **wanted, cache_chunk_size=chunk_size))
-        seconds = [worker.ask(rows) for rows in batches]
-        row |= {"seconds": min(seconds), "memory": worker.ask(None)}
-        worker.process.join()
-    except SystemExit as end:
-        print(end)
+        row |= ours.recv()
+    except EOFError:
+        row |= {"seconds": None, "memory": None}
+    process.join()
     return row
+
+
+def serve(pipe: Any, setting: Setting, wanted: dict[str, Any], batches: list[Any], chunk_size: int) -> None:
+    logging.disable_progress_bar()
+    torch.set_num_threads(setting.threads)
+    torch.manual_seed(SEED)
+    before = peak_memory(setting.device)
+    step, seconds = csekit_step(setting, **wanted, cache_chunk_size=chunk_size), []
+    for rows in batches:
+        started = clock(setting.device)
+        step(rows)
+        seconds.append(clock(setting.device) - started)
+    pipe.send({"seconds": min(seconds), "memory": peak_memory(setting.device) - before})
+
+
+def clock(device: str) -> float:
+    return time.process_time() if device == "cpu" else now(device)
 
 
 def read_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -6,8 +6,9 @@ stale.
 
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
-(``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), or ``parameters/FILE`` and
-``costs/FILE`` for the files of these folders (see ``csekit.evaluation.costs``). An ablation table stands in
+(``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), or ``parameters/FILE``,
+``costs/FILE``, ``memory/FILE``, ``corpus/FILE`` and ``collator/FILE`` for the files of these folders (see
+``csekit.evaluation.costs``). An ablation table stands in
 the plan's ``tables``::
 
     lambda:
@@ -30,7 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from csekit.evaluation.costs import costs_table, parameters_table
+from csekit.evaluation.costs import collator_table, corpus_table, costs_table, memory_table, parameters_table
 from csekit.evaluation.curves import curves_table
 from csekit.evaluation.results import read_results
 from csekit.evaluation.selection import selection_table
@@ -40,7 +41,13 @@ _BLOCK = re.compile(
     r"(?P<head><!-- table:(?P<name>[^\s>]+) -->\n)(?P<body>.*?)(?P<tail><!-- end table -->)", re.DOTALL
 )
 _HEAD = re.compile(r"<!-- table:")
-_BENCHMARKS = {"parameters": ("parameters.py", parameters_table), "costs": ("train_step.py", costs_table)}
+_BENCHMARKS = {
+    "parameters": ("parameters.py", parameters_table),
+    "costs": ("train_step.py", costs_table),
+    "memory": ("memory.py", memory_table),
+    "corpus": ("corpus.py", corpus_table),
+    "collator": ("collator.py", collator_table),
+}
 
 
 class TableError(ValueError):

@@ -75,6 +75,10 @@ class Chunks:
         return checkpoint(run, *inputs, use_reentrant=False)
 
 
+#: All rows at once.
+WHOLE_BATCH = Chunks()
+
+
 def batch_statistics(module: nn.Module) -> list[str]:
     """The names of a network's layers whose output for one row depends on the others."""
     return [name for name, layer in module.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]

@@ -27,7 +27,7 @@ from .configuration_cse import CSEConfig, dropout_fields
 from .distributed import gather_rows, rank
 from .dropout import speed_up_dropout
 from .export import export_encoder
-from .gradient_cache import Chunks
+from .gradient_cache import WHOLE_BATCH, Chunks
 from .losses import contrast_diagnostics, cosine_logits, info_nce
 from .objectives import Encode, MaskingSpec, Objective, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
@@ -55,7 +55,7 @@ class CSEModel(EncoderWrapper):
     config_class = CSEConfig
     config: CSEConfig
     #: In training, how many rows the networks see at once (see ``gradient_cache.py``).
-    chunks: Chunks = Chunks()
+    chunks: Chunks = WHOLE_BATCH
 
     def __init__(self, config: CSEConfig, backbone: PreTrainedModel | None = None) -> None:
         from .registry import OBJECTIVES

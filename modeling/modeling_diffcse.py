@@ -16,7 +16,7 @@ from .conditional_encoder import ConditionalEncoder, conditions
 from .configuration_diffcse import DiffCSEConfig, EditedContrastConfig, ReplacedTokenDetectionConfig
 from .distributed import gather_rows, rank, token_mean
 from .generator import Generator
-from .gradient_cache import Chunks
+from .gradient_cache import WHOLE_BATCH, Chunks
 from .losses import cosine_logits, info_nce, token_cross_entropy_sum
 from .modeling_cse import CSEModel, build_backbone, load_backbone
 from .objectives import EditSpec, Encode, Objective, Views
@@ -60,9 +60,9 @@ class EditingObjective(Objective):
         if not self._generator or self._generator[0].name_or_path != name:
             self._generator = [Generator(name, self.vocab_size)]
 
-    def edited(self, batch: dict[str, Tensor], chunks: Chunks = Chunks()) -> tuple[Tensor, Tensor, Tensor]:
-        """The edited copies x″, made in ``chunks`` of rows, with their mask, and whether a token differs from the original (1) or not (0): each
-        (R, K) int64."""
+    def edited(self, batch: dict[str, Tensor], chunks: Chunks = WHOLE_BATCH) -> tuple[Tensor, Tensor, Tensor]:
+        """The edited copies x″, made in ``chunks`` of rows, with their mask, and whether a token differs from the
+        original (1) or not (0): each (R, K) int64."""
         config, name = self.config, self.config.name
         ids, mask = batch[f"{name}_input_ids"], batch[f"{name}_attention_mask"]
         places = batch[f"{name}_positions" if config.edit_scope == "masked" else f"{name}_own"]

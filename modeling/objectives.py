@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from .gradient_cache import Chunks
+from .gradient_cache import WHOLE_BATCH, Chunks
 from .unpadding import run_encoder
 
 
@@ -159,7 +159,7 @@ class Encode:
     word_embeddings: torch.Tensor
     project: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     temperature: float = 0.05
-    chunks: Chunks = Chunks()
+    chunks: Chunks = WHOLE_BATCH
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         return run_encoder(self.backbone, attention_mask, input_ids).last_hidden_state

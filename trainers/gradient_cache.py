@@ -19,8 +19,8 @@ def cache_gradients(model: CSEModel, chunk_size: int) -> None:
         for objective in model.auxiliaries():
             if not objective.cacheable:
                 raise ValueError(
-                    f"cache_chunk_size must be 0 with the objective {objective.config.name!r}, which does not say that "
-                    f"it can be computed in chunks of rows ({type(objective).__name__}.cacheable), got {chunk_size}"
+                    f"cache_chunk_size must be 0 with the objective {objective.config.name!r}, which does not say "
+                    f"that it can be computed in chunks of rows ({type(objective).__name__}.cacheable), got {chunk_size}"
                 )
         for part in ("backbone", "objectives"):
             for name in batch_statistics(getattr(model, part)):

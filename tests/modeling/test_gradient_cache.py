@@ -96,8 +96,8 @@ def test_dropout_is_the_same_the_second_time(checkpoint, batch_of, name):
 
 
 def test_sentences_alone_against_two_passes_by_hand(checkpoint, make_batch):
-    """Gao et al. (2021), §3: vectors without graph, the gradient of the loss with respect to them, then each chunk once
-    more from its random state."""
+    """Gao et al. (2021), §3: vectors without graph, the gradient of the loss with respect to them, then each chunk
+    once more from its random state."""
     model, batch = build(checkpoint, {"projector": "tanh"}), make_batch(5, 1)
     output, gradients, _, _ = step(model, batch, 4)
     ids, mask = (batch[name].transpose(0, 1).flatten(0, 1).repeat(2, 1) for name in ("input_ids", "attention_mask"))
