@@ -3,12 +3,11 @@
     python benchmarks/corpus.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --lines 1000000 10000000 --output results/corpus/sentences.json
 
-The sentences of the file are repeated, each with a running number, until there are enough lines. Each size lives in a
-process of its own, which reads it as a first start does, once more as a later start does, and takes shuffled batches
-of the trainer. What is in use is counted beyond a process that holds the model: `private` is what the process asked
-for, `mapped` are pages of files, which the system takes back when it needs room. CPU seconds, so that other programs do not
-count. Linux only. `python -m csekit.evaluation.tables` makes the table `corpus/NAME` of the file
-`results/corpus/NAME.json`.
+The sentences of the file are repeated, each with a running number, until there are enough lines. One process reads
+them as a first start does, another one as a later start does, and takes shuffled batches of the trainer. What is in
+use is counted beyond a process that holds the model: `private` is what the process asked for, `mapped` are pages of
+files, which the system takes back when it needs room. Time is CPU seconds, so that other programs do not count. Linux
+only. `python -m csekit.evaluation.tables` makes the table `corpus/NAME` of the file `results/corpus/NAME.json`.
 """
 
 import argparse
@@ -74,16 +73,16 @@ def write_corpus(source: Path, target: Path, lines: int) -> None:
         file.writelines(f"{text} {i}\n" for text, i in islice(zip(cycle(sentences), count(), strict=False), lines))
 
 
-def measure(model_name: str, path: Path, batches: int, batch_size: int) -> dict[str, Any]:
-    """First start, later start, and batches; runs in its own process."""
+def measure(stage: str, model_name: str, path: Path, batches: int, batch_size: int) -> dict[str, Any]:
+    """The ``first_start``, or a ``later_start`` and batches."""
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     model, tokenizer = SimCSEModel.from_backbone(model_name), AutoTokenizer.from_pretrained(model_name)
     base = resident()
-    with Peak(base) as first:
-        load_corpus(path, cache_dir=path.parent / "cache")
-    with Peak(base) as later:
+    with Peak(base) as start:
         corpus = load_corpus(path, cache_dir=path.parent / "cache")
+    if stage == "first_start":
+        return {stage: start.row()}
     args = CSETrainingArguments(
         output_dir=str(path.parent / "run"), per_device_train_batch_size=batch_size, use_cpu=True, report_to="none"
     )
@@ -91,7 +90,7 @@ def measure(model_name: str, path: Path, batches: int, batch_size: int) -> dict[
         loader = CSETrainer(model, args, corpus, tokenizer).get_train_dataloader()
         seen = sum(len(batch["index"]) for batch in islice(loader, batches))
     assert seen == batches * batch_size
-    return {"first_start": first.row(), "later_start": later.row(), "batches": taking.row()}
+    return {stage: start.row(), "batches": taking.row()}
 
 
 def serve(pipe: Any, *arguments: Any) -> None:
@@ -133,7 +132,9 @@ def main(argv: list[str] | None = None) -> None:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             path = Path(folder) / "corpus.txt"
             write_corpus(args.train_file, path, lines)
-            found = in_own_process(args.model_name_or_path, path, args.batches, args.batch_size)
+            found = {}
+            for stage in ("first_start", "later_start"):
+                found |= in_own_process(stage, args.model_name_or_path, path, args.batches, args.batch_size)
             rows.append({"lines": lines, "bytes": path.stat().st_size, **found})
         print(f"{lines:>12,} lines: " + ", ".join(f"{k} {v['private'] / 2**20:.0f} MiB" for k, v in found.items()))
         run = {"benchmark": "corpus", "backbone": Path(args.model_name_or_path).name, "corpus": args.train_file.name}

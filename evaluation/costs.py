@@ -116,8 +116,9 @@ def corpus_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[
         body.append([*cells, f"{taking['private'] / 2**20:,.0f}", f"{taking['mapped'] / 2**20:,.0f}"])
     caption = (
         f"Peak memory beyond a process that holds the model ({run['backbone']}); corpus: the lines of {run['corpus']} "
-        f"over and over, numbered. Batches: {run['batches']:,} shuffled ones of {run['batch_size']} sentences from the "
-        "trainer's loader, tokenised; mapped: pages of files among them, which the system takes back when it needs room."
+        f"over and over, numbered. Batches: {run['batches']:,} shuffled ones of {run['batch_size']} sentences "
+        "from the trainer's loader, tokenised; mapped: pages of files beside that, which the system "
+        "takes back when it needs room."
     )
     return caption, head, body
 

@@ -51,6 +51,33 @@ class SentenceDataset(EpochMixin, torch.utils.data.Dataset):
         return [{"texts": list(t), "index": i, "epoch": epoch} for t, i in zip(texts, indices, strict=True)]
 
 
+class ShuffledRows(torch.utils.data.Sampler[int]):
+    """The rows in an order of each epoch's own: that of accelerate's ``SeedableRandomSampler``, in a fifth of its
+    memory, 8 bytes a row.
+
+    Arguments:
+        rows: their number.
+        seed: with the epoch it fixes the order.
+    """
+
+    BLOCK = 1 << 16  # rows that are Python's numbers at once
+
+    def __init__(self, rows: int, seed: int) -> None:
+        self.rows, self.seed, self.epoch = rows, seed, 0
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(self.seed + self.epoch))
+        for block in order.split(self.BLOCK):
+            yield from block.tolist()
+        self.set_epoch(self.epoch + 1)
+
+
 class StreamingSentenceDataset(EpochMixin, torch.utils.data.IterableDataset):
     """Rows of texts in the order of their source, read as they are needed; nothing is shuffled.
 

@@ -20,7 +20,7 @@ def cache_gradients(model: CSEModel, chunk_size: int) -> None:
             if not objective.cacheable:
                 raise ValueError(
                     f"cache_chunk_size must be 0 with the objective {objective.config.name!r}, which does not say "
-                    f"that it can be computed in chunks of rows ({type(objective).__name__}.cacheable), got {chunk_size}"
+                    f"that it can be computed in chunks ({type(objective).__name__}.cacheable), got {chunk_size}"
                 )
         for part in ("backbone", "objectives"):
             for name in batch_statistics(getattr(model, part)):
