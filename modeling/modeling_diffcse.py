@@ -68,8 +68,8 @@ class EditingObjective(Objective):
         places = batch[f"{name}_positions" if config.edit_scope == "masked" else f"{name}_own"]
         dropout = config.generator_dropout and self.training
 
-        def fill(*chunk: Tensor) -> tuple[Tensor]:
-            return (self.generator.fill(*chunk, config.edit_sampling, dropout),)
+        def fill(ids_RK: Tensor, mask_RK: Tensor, places_M: Tensor) -> tuple[Tensor]:
+            return (self.generator.fill(ids_RK, mask_RK, places_M, config.edit_sampling, dropout),)
 
         with torch.no_grad():
             (edited,) = chunks(fill, (ids, mask), (places,))
