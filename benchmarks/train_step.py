@@ -36,6 +36,7 @@ from transformers.utils import logging
 from csekit.evaluation.results import environment, write_results
 from csekit.modeling import METHODS
 from csekit.trainers import CSECollator, load_corpus
+from csekit.trainers.gradient_cache import cache_gradients
 
 METHODS_FILE = Path(__file__).with_name("methods.yaml")
 LEARNING_RATE, MAX_GRAD_NORM, SEED = 3e-5, 1.0, 42
@@ -56,9 +57,10 @@ class Setting:
 Step = Callable[[list[dict[str, Any]]], None]
 
 
-def csekit_step(setting: Setting, method: str, fields: dict[str, Any]) -> Step:
+def csekit_step(setting: Setting, method: str, fields: dict[str, Any], cache_chunk_size: int = 0) -> Step:
     """A method's step, as ``CSETrainer`` takes it."""
     model = METHODS[method].from_backbone(setting.backbone, **fields).to(setting.device).train()
+    cache_gradients(model, cache_chunk_size)
     tokenizer = AutoTokenizer.from_pretrained(setting.backbone)
     collator = CSECollator(tokenizer, setting.max_seq_length, model.batch_specs, SEED, model.config.prompt_template)
     clipped: dict[str, list[Any]] = {}

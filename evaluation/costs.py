@@ -1,6 +1,7 @@
-"""Tables of what methods cost: parameters and checkpoint sizes, time and memory of a training step.
+"""Tables of what methods and encoding cost: parameters and checkpoint sizes, time and memory of a training step, of
+large batches and of large corpora.
 
-They are made of the files that ``benchmarks/parameters.py`` and ``benchmarks/train_step.py`` write.
+They are made of the files that the scripts of ``benchmarks/`` write.
 """
 
 from collections.abc import Mapping
@@ -166,6 +167,85 @@ def encode_memory_table(results: Mapping[str, Any]) -> tuple[str, list[str], lis
         f"{results['before'] / 2**20:,.0f} MiB. The encoder is the embeddings of {run['backbone']} without its layers."
     )
     return caption, ["rows done", "resident, MiB"], body
+
+
+def memory_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: memory and time of a step of large batches, relative to the same without cache.
+
+    Arguments:
+        results: content of ``results/memory/NAME.json``, of ``benchmarks/memory.py``.
+    """
+    run, rows = results["run"], results["rows"]
+    whole = {(row["method"], row["batch_size"]): row for row in rows if not row["chunk_size"]}
+    body = []
+    for row in rows:
+        base = whole.get((row["method"], row["batch_size"]), {})
+        chunk = str(row["chunk_size"] or "whole batch")
+        cells = [row["title"], str(row["batch_size"]), chunk]
+        if row["memory"] is None:
+            cells += ["does not fit", *3 * [_MISSING]]
+        else:
+            cells += [f"{row['memory'] / 2**20:,.0f}", _ratio(row, base, "memory")]
+            cells += [f"{row['seconds']:.1f}", _ratio(row, base, "seconds")]
+        body.append(cells)
+    where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
+    memory = "as the device's allocator counts it" if run["device"] == "cuda" else "above that before the model"
+    clock = "" if run["device"] == "cuda" else " of CPU time"
+    caption = (
+        f"An optimiser step over sentences of at most {run['max_seq_length']} tokens of {run['corpus']}, backbone "
+        f"{run['backbone']}, {run['precision']}, {where}; peak memory {memory}; seconds{clock}: the fastest of "
+        f"{run['steps']}; each row in a process of its own."
+    )
+    return caption, ["", "batch", "texts a chunk", "peak memory, MiB", "memory", "s a step", "time"], body
+
+
+def corpus_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: memory and CPU time of reading a corpus, by its size.
+
+    Arguments:
+        results: content of ``results/corpus/NAME.json``, of ``benchmarks/corpus.py``.
+    """
+    run, rows = results["run"], results["rows"]
+    head = ["lines", "file", "first start, MiB", "CPU s", "later start, MiB", "CPU s", "batches, MiB", "mapped, MiB"]
+    body = []
+    for row in rows:
+        cells = [f"{row['lines']:,}", f"{row['bytes'] / 1e6:,.0f} MB"]
+        for stage in ("first_start", "later_start"):
+            cells += [f"{row[stage]['private'] / 2**20:,.0f}", f"{row[stage]['cpu_seconds']:.1f}"]
+        taking = row["batches"]
+        body.append([*cells, f"{taking['private'] / 2**20:,.0f}", f"{taking['mapped'] / 2**20:,.0f}"])
+    caption = (
+        f"Peak memory beyond a process that holds the model ({run['backbone']}); corpus: the lines of {run['corpus']} "
+        f"over and over, numbered. Batches: {run['batches']:,} shuffled ones of {run['batch_size']} sentences "
+        "from the trainer's loader, tokenised; mapped: pages of files beside that, which the system "
+        "takes back when it needs room."
+    )
+    return caption, head, body
+
+
+def collator_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: CPU time of making a batch, and its share of the whole step.
+
+    Arguments:
+        results: content of ``results/collator/NAME.json``, of ``benchmarks/collator.py``.
+    """
+    run = results["run"]
+    body = []
+    for row in results["rows"]:
+        making = row["read"] + row["collate"]
+        cells = [f"{1000 * row[part]:.2f}" for part in ("read", "tokenise")]
+        cells += [f"{1000 * (row['collate'] - row['tokenise']):.2f}", f"{1000 * row['step']:.0f}"]
+        body.append([row["title"], *cells, f"{100 * making / row['step']:.1f} %"])
+    caption = (
+        f"CPU milliseconds for a batch of {run['batch_size']} sentences of at most {run['max_seq_length']} tokens of "
+        f"{run['corpus']}, backbone {run['backbone']}, {run['precision']}, one thread; median of {run['batches'] - 1} "
+        f"batches and of {run['steps']} steps."
+    )
+    return caption, ["", "reading", "tokenising", "the rest", "whole step", "share of the batch's making"], body
+
+
+def _ratio(row: Mapping[str, Any], base: Mapping[str, Any], name: str) -> str:
+    return f"{row[name] / base[name]:.2f} ×" if base.get(name) else _MISSING
 
 
 def _count(value: int | None) -> str:

@@ -6,12 +6,12 @@ stale.
 
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
-(``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), ``parameters/FILE``,
-``costs/FILE``, ``peers/FILE``, ``roofline/FILE``, ``benchmarks/FILE`` and ``encode-memory/FILE`` for the files of
-these folders (see ``csekit.evaluation.costs``),
-``speed/FILE`` (see ``csekit.evaluation.retrieval_tables``), ``evaluation/retrieval``, ``evaluation/geometry`` and
-``evaluation/clustering`` for all files of that folder, or ``evaluation/TABLE`` for those that ``csekit eval`` wrote
-(see ``csekit.evaluation.score_tables``). An ablation table stands in the plan's ``tables``::
+(``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), ``FOLDER/FILE`` for the file of
+a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``benchmarks``,
+``encode-memory``: see ``csekit.evaluation.costs``; ``speed``: see ``csekit.evaluation.retrieval_tables``),
+``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, or
+``evaluation/TABLE`` for those that ``csekit eval`` wrote (see ``csekit.evaluation.score_tables``). An ablation table
+stands in the plan's ``tables``::
 
     lambda:
       title: Weight of the reconstruction term
@@ -34,9 +34,12 @@ from pathlib import Path
 from typing import Any
 
 from csekit.evaluation.costs import (
+    collator_table,
+    corpus_table,
     costs_table,
     encode_memory_table,
     encoding_table,
+    memory_table,
     parameters_table,
     peers_table,
     roofline_table,
@@ -61,6 +64,9 @@ _BENCHMARKS = {
     "speed": ("evaluation.py", speed_table),
     "benchmarks": ("encode.py", encoding_table),
     "encode-memory": ("encode_memory.py", encode_memory_table),
+    "memory": ("memory.py", memory_table),
+    "corpus": ("corpus.py", corpus_table),
+    "collator": ("collator.py", collator_table),
 }
 _EVALUATION = {
     "evaluation/retrieval": retrieval_table,

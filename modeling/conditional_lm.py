@@ -52,6 +52,7 @@ class ConditionalMaskedLM(Objective):
     """
 
     config_class = ConditionalMaskedLMConfig
+    cacheable = True
 
     def __init__(self, config: ConditionalMaskedLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
@@ -71,7 +72,8 @@ class ConditionalMaskedLM(Objective):
         places_M = batch["conditional_mlm_positions"]
         labels_M = batch["conditional_mlm_originals"].flatten().index_select(0, places_M)
         vectors_RH = conditions(views, self.config.condition, self.config.views, len(ids_RK))
-        _, losses_M, correct_M = self.lm(ids_RK, mask_RK, vectors_RH, places_M, labels_M)
+        rows, places = (ids_RK, mask_RK, vectors_RH), (places_M, labels_M)
+        losses_M, correct_M = encode.chunks(lambda *chunk: self.lm(*chunk)[1:], rows, places)
         loss, accuracy = (token_mean(each.sum(), len(labels_M)) for each in (losses_M, correct_M.float()))
         return {"conditional_mlm": self.config.weight * loss}, {"conditional_mlm_accuracy": accuracy}
 
@@ -86,6 +88,7 @@ class CorrectiveLM(EditingObjective):
     """
 
     config_class = CorrectiveLMConfig
+    cacheable = True
 
     def __init__(self, config: CorrectiveLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
@@ -98,13 +101,17 @@ class CorrectiveLM(EditingObjective):
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        edited_RK, mask_RK, changed_RK = self.edited(batch)
+        edited_RK, mask_RK, changed_RK = self.edited(batch, encode.chunks)
         places_S = batch["corrective_lm_scored"]
         originals_S = batch["corrective_lm_originals"].flatten().index_select(0, places_S)
         same_S = changed_RK.flatten().index_select(0, places_S) == 0
         vectors_RH = conditions(views, self.config.condition, self.config.views, len(edited_RK))
-        states_SH, losses_S, _ = self.lm(edited_RK, mask_RK, vectors_RH, places_S, originals_S)
-        copy_S = self.copy_head(states_SH).squeeze(-1).float()
+
+        def correct(*chunk: Tensor) -> tuple[Tensor, Tensor]:
+            states_SH, losses_S, _ = self.lm(*chunk)
+            return losses_S, self.copy_head(states_SH).squeeze(-1).float()
+
+        losses_S, copy_S = encode.chunks(correct, (edited_RK, mask_RK, vectors_RH), (places_S, originals_S))
         total = corrective_loss_sum(losses_S, copy_S, same_S, self.config.copy_weight)
         right = ((copy_S.detach() > 0) == same_S).float().sum()
         metrics: dict[str, Any] = {"corrective_lm_copy_accuracy": token_mean(right, len(places_S))}

@@ -144,6 +144,7 @@ class MaskedLM(Objective):
 
     config_class = MaskedLMConfig
     reads_z = False
+    cacheable = True
 
     def __init__(self, config: MaskedLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
@@ -160,8 +161,12 @@ class MaskedLM(Objective):
         self, views: Views, batch: dict[str, Tensor], encode: Encode
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         input_ids, positions, labels = batch["mlm_input_ids"], batch["mlm_positions"], batch["mlm_labels"]
-        states = encode(input_ids, views.attention_mask[: len(input_ids)])
-        masked = states.flatten(0, 1).index_select(0, positions)
-        losses, correct = self.head(masked, labels, encode.word_embeddings)
+
+        def predict(ids_NL: Tensor, mask_NL: Tensor, positions_M: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
+            masked_MH = encode(ids_NL, mask_NL).flatten(0, 1).index_select(0, positions_M)
+            return self.head(masked_MH, labels_M, encode.word_embeddings)
+
+        rows = (input_ids, views.attention_mask[: len(input_ids)])
+        losses, correct = encode.chunks(predict, rows, (positions, labels))
         loss, accuracy = (token_mean(each.sum(), len(labels)) for each in (losses, correct.float()))
         return {"mlm": self.config.weight * loss}, {"mlm_accuracy": accuracy}

@@ -27,6 +27,7 @@ from .configuration_cse import CSEConfig, dropout_fields
 from .distributed import gather_rows, rank
 from .dropout import speed_up_dropout
 from .export import export_encoder
+from .gradient_cache import WHOLE_BATCH, Chunks
 from .losses import contrast_diagnostics, cosine_logits, info_nce
 from .objectives import Encode, MaskingSpec, Objective, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
@@ -53,6 +54,8 @@ class CSEModel(EncoderWrapper):
 
     config_class = CSEConfig
     config: CSEConfig
+    #: In training, how many rows the networks see at once (see ``gradient_cache.py``).
+    chunks: Chunks = WHOLE_BATCH
 
     def __init__(self, config: CSEConfig, backbone: PreTrainedModel | None = None) -> None:
         from .registry import OBJECTIVES
@@ -174,7 +177,7 @@ class CSEModel(EncoderWrapper):
         views = self.encode_views(input_ids, attention_mask)
         terms, metrics = self.contrast(views)
         words = cast(Tensor, self.backbone.get_input_embeddings().weight)
-        encode = Encode(self.backbone, words, self.project, self.config.temperature)
+        encode = Encode(self.backbone, words, self.project, self.config.temperature, self.chunks)
         for objective in self.auxiliaries():
             more, diagnostics = objective(views, copies, encode)
             terms, metrics = terms | more, metrics | diagnostics
@@ -198,6 +201,10 @@ class CSEModel(EncoderWrapper):
         h = pool(self.config.pooling, states, attention_mask_NL, self.config.prompt_mask_offset)
         return h, output.last_hidden_state
 
+    def pooled_in_chunks(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
+        """The pooled states (N, H), with cached gradients where ``chunks`` has a size."""
+        return self.chunks(lambda *rows: (self.pooled(*rows),), (input_ids_NL, attention_mask_NL))[0]
+
     def embed(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> SentenceEmbeddingOutput:
         """The embeddings of inference: the pooled state, projected where ``projector_at_inference``."""
         h, last_hidden_state = self.pooled_and_last(input_ids_NL, attention_mask_NL)
@@ -206,7 +213,7 @@ class CSEModel(EncoderWrapper):
 
     def project(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
         """z (N, H) of texts beside the views; batch statistics are their own."""
-        return self.projector(self.pooled(input_ids_NL, attention_mask_NL))
+        return self.projector(self.pooled_in_chunks(input_ids_NL, attention_mask_NL))
 
     def encode_views(self, input_ids_BCL: Tensor, attention_mask_BCL: Tensor) -> Views:
         """All views in one pass, view-major; a single column is encoded twice under dropout."""
@@ -214,7 +221,7 @@ class CSEModel(EncoderWrapper):
         ids, mask = (x.transpose(0, 1).flatten(0, 1) for x in (input_ids_BCL, attention_mask_BCL))
         if columns == 1:
             ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
-        h = self.pooled(ids, mask)
+        h = self.pooled_in_chunks(ids, mask)
         z = self.projector(h)
         views = max(columns, 2)
         return Views(h=h.unflatten(0, (views, -1)), z=z.unflatten(0, (views, -1)), input_ids=ids, attention_mask=mask)

@@ -16,6 +16,7 @@ from .conditional_encoder import ConditionalEncoder, conditions
 from .configuration_diffcse import DiffCSEConfig, EditedContrastConfig, ReplacedTokenDetectionConfig
 from .distributed import gather_rows, rank, token_mean
 from .generator import Generator
+from .gradient_cache import WHOLE_BATCH, Chunks
 from .losses import cosine_logits, info_nce, token_cross_entropy_sum
 from .modeling_cse import CSEModel, build_backbone, load_backbone
 from .objectives import EditSpec, Encode, Objective, Views
@@ -59,14 +60,19 @@ class EditingObjective(Objective):
         if not self._generator or self._generator[0].name_or_path != name:
             self._generator = [Generator(name, self.vocab_size)]
 
-    def edited(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The edited copies x″ with their mask, and whether a token differs from the original (1) or not (0): each
-        (R, K) int64."""
+    def edited(self, batch: dict[str, Tensor], chunks: Chunks = WHOLE_BATCH) -> tuple[Tensor, Tensor, Tensor]:
+        """The edited copies x″, made in ``chunks`` of rows, with their mask, and whether a token differs from the
+        original (1) or not (0): each (R, K) int64."""
         config, name = self.config, self.config.name
         ids, mask = batch[f"{name}_input_ids"], batch[f"{name}_attention_mask"]
         places = batch[f"{name}_positions" if config.edit_scope == "masked" else f"{name}_own"]
         dropout = config.generator_dropout and self.training
-        edited = self.generator.fill(ids, mask, places, config.edit_sampling, dropout)
+
+        def fill(ids_RK: Tensor, mask_RK: Tensor, places_M: Tensor) -> tuple[Tensor]:
+            return (self.generator.fill(ids_RK, mask_RK, places_M, config.edit_sampling, dropout),)
+
+        with torch.no_grad():
+            (edited,) = chunks(fill, (ids, mask), (places,))
         return edited, mask, (edited != batch[f"{name}_originals"]).long()
 
 
@@ -78,6 +84,7 @@ class ReplacedTokenDetection(EditingObjective):
     """
 
     config_class = ReplacedTokenDetectionConfig
+    cacheable = True
 
     def __init__(self, config: ReplacedTokenDetectionConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
@@ -96,17 +103,21 @@ class ReplacedTokenDetection(EditingObjective):
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        edited_RK, mask_RK, labels_RK = self.edited(batch)
+        edited_RK, mask_RK, labels_RK = self.edited(batch, encode.chunks)
         vectors_RH = conditions(views, self.config.condition, self.config.views, len(edited_RK))
-        everywhere = self.config.rtd_positions == "all"
-        states = self.discriminator(edited_RK, mask_RK, vectors_RH, at_padding=everywhere).flatten(0, 1)
+        places = () if self.config.rtd_positions == "all" else (batch["rtd_scored"],)
+        (logits,) = encode.chunks(self.detect, (edited_RK, mask_RK, vectors_RH), places)
         labels = labels_RK.flatten()
-        if not everywhere:
-            scored = batch["rtd_scored"]
-            states, labels = states.index_select(0, scored), labels.index_select(0, scored)
-        logits = self.head(states)
+        labels = labels.index_select(0, *places) if places else labels
         loss = token_mean(token_cross_entropy_sum(logits, labels), len(labels))
         return {"rtd": self.config.weight * loss}, rtd_accuracies(logits.detach(), labels)
+
+    def detect(
+        self, edited_RK: Tensor, mask_RK: Tensor, vectors_RH: Tensor, scored_S: Tensor | None = None
+    ) -> tuple[Tensor]:
+        """The discriminator's logits (S, 2) of the scored tokens; without any of all, padding included."""
+        states = self.discriminator(edited_RK, mask_RK, vectors_RH, at_padding=scored_S is None).flatten(0, 1)
+        return (self.head(states if scored_S is None else states.index_select(0, scored_S)),)
 
 
 def rtd_accuracies(logits_S2: Tensor, labels_S: Tensor) -> dict[str, Tensor]:
@@ -127,11 +138,12 @@ class EditedContrast(EditingObjective):
     """
 
     config_class = EditedContrastConfig
+    cacheable = True
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        edited_BK, mask_BK, labels_BK = self.edited(batch)
+        edited_BK, mask_BK, labels_BK = self.edited(batch, encode.chunks)
         assert encode.project is not None
         z_edited_BH = encode.project(edited_BK, mask_BK)
         with torch.autocast(views.z.device.type, enabled=False):

@@ -78,6 +78,7 @@ class AuxiliaryMaskedLM(Objective):
     config_class = AuxiliaryMaskedLMConfig
     config: AuxiliaryMaskedLMConfig
     reads_z = False
+    cacheable = True
 
     def __init__(self, config: AuxiliaryMaskedLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
@@ -131,13 +132,19 @@ class AuxiliaryMaskedLM(Objective):
         )
         if scaled:
             h_NH = _Scale.apply(h_NH, 1.0, weight)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.detach):
-            lower_NLH = self.lower(ids_NL, mask_NL)
-        states_NLH = self.head(replace_first(lower_NLH, h_NH, mask_NL), mask_NL)
-        losses_M, correct_M = self.lm_head(states_NLH.flatten(0, 1).index_select(0, positions_M), labels_M)
+        losses_M, correct_M = encode.chunks(self.predict, (ids_NL, mask_NL, h_NH), (positions_M, labels_M))
         loss, accuracy = (token_mean(each.sum(), len(labels_M)) for each in (losses_M, correct_M.float()))
         term = _Scale.apply(loss, weight, 1.0) if scaled else weight * loss
         return {"aux_mlm": term}, {"aux_mlm_accuracy": accuracy, "aux_mlm_cross_entropy": loss.detach()}
+
+    def predict(
+        self, ids_NL: Tensor, mask_NL: Tensor, h_NH: Tensor, positions_M: Tensor, labels_M: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The cross-entropy of each masked token, and whether the likeliest one is right, (M,) each."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.detach):
+            lower_NLH = self.lower(ids_NL, mask_NL)
+        states_NLH = self.head(replace_first(lower_NLH, h_NH, mask_NL), mask_NL)
+        return self.lm_head(states_NLH.flatten(0, 1).index_select(0, positions_M), labels_M)
 
 
 class InfoCSEModel(CSEModel):

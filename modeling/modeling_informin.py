@@ -18,6 +18,7 @@ class Reconstruction(Objective):
     """
 
     config_class = ReconstructionConfig
+    cacheable = True
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode

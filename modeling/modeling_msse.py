@@ -5,6 +5,8 @@ Shape suffixes: B sentences of this process, H hidden size, K tokens of a target
 diagnostic, V vocabulary.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -49,6 +51,7 @@ class DimensionContrast(Objective):
 
     config_class = DimensionContrastConfig
     config: DimensionContrastConfig
+    cacheable = True
 
     def __init__(self, config: DimensionContrastConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
@@ -82,6 +85,7 @@ class InformationCompensation(Objective):
 
     config_class = InformationCompensationConfig
     config: InformationCompensationConfig
+    cacheable = True
 
     def __init__(self, config: InformationCompensationConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
@@ -111,12 +115,17 @@ class InformationCompensation(Objective):
         )
         memory_BH = (views.z if self.reads_z else views.h)[0]
         words_VE = encode.word_embeddings
-        queries_BKH = self.decoder.queries(ids_BK, words_VE)
-        states_MH = self.decoder(queries_BKH, memory_BH, mask_BK).flatten(0, 1).index_select(0, positions_M)
-        losses_M = self.decoder.losses(states_MH, labels_M, words_VE)
+
+        def write(ids_BK: Tensor, mask_BK: Tensor, memory_BH: Tensor, positions_M: Tensor, labels_M: Tensor) -> Any:
+            queries_BKH = self.decoder.queries(ids_BK, words_VE)
+            states_MH = self.decoder(queries_BKH, memory_BH, mask_BK).flatten(0, 1).index_select(0, positions_M)
+            return self.decoder.losses(states_MH, labels_M, words_VE), queries_BKH[:GAP_SENTENCES].detach().clone()
+
+        rows = (ids_BK, mask_BK, memory_BH)
+        losses_M, queries_RKH = encode.chunks(write, rows, (positions_M, labels_M))
         loss = token_mean(losses_M.sum(), len(labels_M))
         labels_BK = torch.full_like(ids_BK, -100).flatten().index_copy(0, positions_M, labels_M).view_as(ids_BK)
-        others = self.with_other_vectors(queries_BKH, memory_BH, mask_BK, labels_BK, words_VE)
+        others = self.with_other_vectors(queries_RKH, memory_BH, mask_BK, labels_BK, words_VE)
         tokens = (labels_BK[:GAP_SENTENCES] != -100).sum().clamp_min(1)
         chosen_M = positions_M < labels_BK[:GAP_SENTENCES].numel()
         gap = (others - (losses_M.detach() * chosen_M).sum()) / tokens
@@ -124,11 +133,11 @@ class InformationCompensation(Objective):
 
     @torch.no_grad()
     def with_other_vectors(
-        self, queries_BKH: Tensor, memory_BH: Tensor, mask_BK: Tensor, labels_BK: Tensor, words_VE: Tensor
+        self, queries_RKH: Tensor, memory_BH: Tensor, mask_BK: Tensor, labels_BK: Tensor, words_VE: Tensor
     ) -> Tensor:
         """The summed cross-entropy of the first sentences, each decoded from the vector of the one before it."""
         R = slice(GAP_SENTENCES)
-        states_RKH = self.decoder(queries_BKH[R], memory_BH.roll(1, dims=0)[R], mask_BK[R])
+        states_RKH = self.decoder(queries_RKH[R], memory_BH.roll(1, dims=0)[R], mask_BK[R])
         return self.decoder.losses(states_RKH.flatten(0, 1), labels_BK[R].flatten(), words_VE).sum()
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from .gradient_cache import WHOLE_BATCH, Chunks
 from .unpadding import run_encoder
 
 
@@ -151,12 +152,14 @@ class Encode:
         word_embeddings: (vocabulary, E) its input embedding matrix, for tied output layers.
         project: texts to projected embeddings: ``project(input_ids (N, L), attention_mask (N, L))`` gives z (N, H).
         temperature: τ of the contrast.
+        chunks: runs a network over chunks of rows where gradients are cached, else over all at once.
     """
 
     backbone: Callable[..., Any]
     word_embeddings: torch.Tensor
     project: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     temperature: float = 0.05
+    chunks: Chunks = WHOLE_BATCH
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         return run_encoder(self.backbone, attention_mask, input_ids).last_hidden_state
@@ -172,6 +175,9 @@ class Objective(nn.Module):
     config_class: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
     #: Whether it reads ``views.z``. Without any reader, the contrast included, the projector does not train.
     reads_z: bool = True
+    #: Whether it works with cached gradients: its networks run through ``encode.chunks`` (or it has none), and none of
+    #: them lets a row see another one. What couples rows is computed on what they return, of all rows.
+    cacheable: ClassVar[bool] = False
 
     def __init__(self, config: Any, encoder_config: PreTrainedConfig) -> None:
         super().__init__()

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import RandomSampler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from csekit.modeling.distributed import world_size
 
 from .callbacks import Report, StopOnTerminate
-from .corpus_datasets import EpochMixin, SetEpochCallback
+from .corpus_datasets import EpochMixin, SetEpochCallback, ShuffledRows
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,13 @@ class TermsTrainer(Trainer):
             self.control.should_training_stop = True
             return [], None
         return super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        sampler = super()._get_train_sampler(train_dataset)
+        if type(sampler) is not RandomSampler or not self.accelerator.dataloader_config.use_seedable_sampler:
+            return sampler
+        seed = torch.initial_seed() if self.args.data_seed is None else self.args.data_seed
+        return ShuffledRows(len(sampler), seed)
 
     # The log: one detached row a step, read when it is written
 

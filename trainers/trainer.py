@@ -31,6 +31,7 @@ from .callbacks import GeometryCallback
 from .collator import CSECollator
 from .corpora import Corpus
 from .corpus_datasets import StreamingSentenceDataset
+from .gradient_cache import cache_gradients
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,8 @@ class CSETrainer(TermsTrainer):
 
     Raises:
         ValueError: a combination that cannot work, before any step: a single column without dropout, an augmentation
-            of pairs, a batch of one row, several GPUs in one process, an unknown ``metric_for_best_model``.
+            of pairs, a batch of one row, several GPUs in one process, an unknown ``metric_for_best_model``, an
+            objective that cannot be computed in chunks where ``cache_chunk_size`` asks for them.
     """
 
     args: CSETrainingArguments
@@ -74,6 +76,7 @@ class CSETrainer(TermsTrainer):
         **kwargs: Any,
     ) -> None:
         check_setting(model, args, corpus)
+        cache_gradients(model, args.cache_chunk_size)
         self.corpus, self.dev, self.transfer, self.tokenizer = corpus, dev, list(transfer), tokenizer
         self.embedded_dev: EmbeddedPairs | None = None
         geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []

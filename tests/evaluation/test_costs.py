@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from csekit.evaluation.costs import costs_table, parameters_table
+from csekit.evaluation.costs import collator_table, corpus_table, costs_table, memory_table, parameters_table
 from csekit.evaluation.results import write_results
 from csekit.evaluation.tables import TableError, update
 
@@ -52,6 +52,42 @@ def test_costs() -> None:
         ["DiffCSE", "500", "2.12 ×", "250", "2.50 ×"],
     ]
     assert len(head) == 5 and "NVIDIA X" in costs_table(costs(device="cuda"))[0]
+
+
+def test_memory() -> None:
+    def row(size: int, chunk: int, seconds: float | None, memory: int | None) -> dict[str, Any]:
+        return {
+            "method": "simcse",
+            "title": "SimCSE",
+            "batch_size": size,
+            "chunk_size": chunk,
+            "seconds": seconds,
+            "memory": memory,
+        }
+
+    run = {"backbone": "mini", "corpus": "wiki.txt", "max_seq_length": 32, "steps": 2, "device": "cpu", "threads": 1}
+    run["precision"] = "fp32"
+    rows = [row(512, 0, 8.0, 2**30), row(512, 64, 10.0, 2**28), row(1024, 0, None, None), row(1024, 64, 20.0, 2**28)]
+    caption, head, body = memory_table({"run": run, "rows": rows, "environment": {"device": "x"}})
+    assert "CPU time" in caption and "fp32" in caption and len(head) == 7
+    assert body == [
+        ["SimCSE", "512", "whole batch", "1,024", "1.00 ×", "8.0", "1.00 ×"],
+        ["SimCSE", "512", "64", "256", "0.25 ×", "10.0", "1.25 ×"],
+        ["SimCSE", "1024", "whole batch", "does not fit", "–", "–", "–"],
+        ["SimCSE", "1024", "64", "256", "–", "20.0", "–"],
+    ]
+
+
+def test_corpus_and_collator() -> None:
+    run = {"backbone": "mini", "corpus": "wiki.txt", "batches": 51, "batch_size": 64, "steps": 3}
+    run |= {"max_seq_length": 32, "precision": "bf16"}
+    used = {"private": 2**20, "mapped": 2**21, "cpu_seconds": 1.25}
+    row = {"lines": 1_000_000, "bytes": 5_000_000, "first_start": used, "later_start": used, "batches": used}
+    caption, head, body = corpus_table({"run": run, "rows": [row]})
+    assert body == [["1,000,000", "5 MB", "1", "1.2", "1", "1.2", "1", "2"]] and len(head) == 8 and "51" in caption
+    row = {"title": "A", "read": 0.001, "tokenise": 0.002, "collate": 0.004, "step": 0.5}
+    caption, head, body = collator_table({"run": run, "rows": [row]})
+    assert body == [["A", "1.00", "2.00", "2.00", "500", "1.0 %"]] and len(head) == 6 and "50 batches" in caption
 
 
 def test_the_markers(tmp_path: Path) -> None:

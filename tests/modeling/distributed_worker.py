@@ -23,12 +23,14 @@ from csekit.modeling import (
     TargetSpec,
 )
 from csekit.modeling.distributed import gather_rows, sum_over_processes, token_mean
+from csekit.modeling.gradient_cache import Chunks
 
 WORLD, B, L = 2, 4, 8  # B rows of each process
 RAGGED = [(1, 2, 3, 17, 33, 41, 57), (5, 50)]
 RTD = {"columns": 2, "projector": "batchnorm", "rtd_weight": 1.0, "edit_sampling": "argmax"}
 EDITED = {"columns": 2, "edited_weight": 1.0, "edit_sampling": "argmax"}
 NO_NOISE = {"decoder_dropout": 0.0, "element_dropout": 0.0}
+JOINT = {**RTD, "aux_mlm_weight": 0.5, **NO_NOISE}
 CASES: dict[str, dict[str, Any]] = {
     "pairs": {"columns": 2},
     "triplets": {"columns": 3, "hard_negative_weight": 0.7},
@@ -59,6 +61,17 @@ CASES: dict[str, dict[str, Any]] = {
     "icm_z": {"columns": 2, "icm_weight": 0.5, "contrastive_weight": 0.0, "representation": "z", **NO_NOISE},
     "msse": {"columns": 2, "dcm_weight": 0.8, "icm_weight": 0.2, "decoder_layers": 2, **NO_NOISE},
     "edited_positive": {**EDITED, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "positive"},
+    "chunks": {"columns": 2, "chunks": 3, "projector": "batchnorm", "symmetric": True, "mask_identical": True},
+    "chunks_joint": {
+        **JOINT,
+        "chunks": 3,
+        "dcm_weight": 0.8,
+        "icm_weight": 0.5,
+        "reconstruction_weight": 0.4,
+        "mlm_weight": 0.1,
+        "masked": RAGGED,
+    },
+    "chunks_edited": {**EDITED, "chunks": 3, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "positive"},
 }
 
 
@@ -125,8 +138,10 @@ def write_generator(folder: Path) -> None:
     BertForMaskedLM(encoder_config()).save_pretrained(folder)
 
 
-def run(rank: int | None, generator: Path, columns: int, masked: Any = None, **fields: Any) -> dict[str, Any]:
-    """Two steps of one case, on the rows of one process or (None) on all, without DDP."""
+def run(
+    rank: int | None, generator: Path, columns: int, masked: Any = None, chunks: int = 0, **fields: Any
+) -> dict[str, Any]:
+    """Two steps of one case, on the rows of one process or (None) on all, without DDP and without chunks."""
     encoder = encoder_config()
     torch.manual_seed(7)
     model = CSEModel(CSEConfig(encoder_config=encoder, **{"temperature": 0.2, **fields})).train()
@@ -134,6 +149,7 @@ def run(rank: int | None, generator: Path, columns: int, masked: Any = None, **f
         if hasattr(objective, "generator"):
             objective.generator = str(generator)
     model.load_frozen()
+    model.chunks = Chunks(0 if rank is None else chunks)
     module = model if rank is None else DistributedDataParallel(model, find_unused_parameters=False)
     batch = batch_of(rank, columns, masked, model.batch_specs)
     for _ in range(2):

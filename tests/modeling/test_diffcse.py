@@ -164,7 +164,7 @@ def test_gradient_reaches_the_encoder_through_the_vector_alone(checkpoint, batch
     model.zero_grad()
     views = model.encode_views(batch["input_ids"], batch["attention_mask"])
     views = type(views)(views.h.detach(), views.z.detach(), views.input_ids, views.attention_mask)
-    model.objectives["rtd"](views, batch, None)[0]["rtd"].backward()
+    model.objectives["rtd"](views, batch, Encode(None, None))[0]["rtd"].backward()
     assert all(p.grad is None for p in model.backbone.parameters())
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from csekit.trainers.corpora import CorpusError, load_corpus
-from csekit.trainers.corpus_datasets import EpochMixin, SetEpochCallback
+from csekit.trainers.corpus_datasets import EpochMixin, SentenceDataset, SetEpochCallback
 
 LINES = ["first sentence", "", "second  one ", "   ", "first sentence", "ünï 日本"]
 USED = [LINES[i] for i in (0, 2, 4, 5)]
@@ -362,3 +362,21 @@ def test_wikipedia(load):
     assert len(corpus.dataset) == corpus.report.used == len(lines)
     assert corpus.report.duplicates == len(lines) - len(set(lines))
     assert [corpus.dataset[i]["texts"] for i in (0, 777, -1)] == [[lines[i]] for i in (0, 777, -1)]
+
+
+def test_what_was_read_is_given_back(load, write, tmp_path, monkeypatch):
+    """The file is mapped anew after so many rows: the same rows, and still there once the file is not."""
+    monkeypatch.setattr(SentenceDataset, "KEPT", 10)
+    path = write("a.txt", "\n".join(f"sentence {i}" for i in range(40)))
+    dataset = load(path).dataset
+    mapped, opened = dataset.rows, []
+    for start in range(0, 40, 4):
+        rows = dataset.__getitems__(range(start, start + 4))
+        assert [row["texts"] for row in rows] == [[f"sentence {i}"] for i in range(start, start + 4)]
+        opened += [dataset.rows] if dataset.rows is not mapped else []
+        mapped = dataset.rows
+    assert len(opened) == 3
+    for file in Path(mapped.cache_files[0]["filename"]).parent.iterdir():
+        file.unlink()
+    assert [dataset[i]["texts"][0] for i in range(40)] == [f"sentence {i}" for i in range(40)]
+    assert dataset.rows is mapped and load(path, deduplicate=True).dataset.reopen is None

@@ -129,8 +129,9 @@ def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any],
         {"bf16": True, "dataloader_num_workers": 2},
         {"fields": {"projector": "batchnorm"}, "method": "informin"},
         {"fields": {"edit_operation": "all", "generator_dropout": True}, "method": "diffcse", "bf16": True},
+        {"method": "diffcse", "fields": {"mlm_weight": 0.1}, "cache_chunk_size": 3, "max_steps": 14, "eval_steps": 4},
     ],
-    ids=["epoch", "accumulation", "stream", "stream-workers", "stream-augmented", "bf16", "batchnorm", "edits"],
+    ids=["epoch", "accumulation", "stream", "stream-workers", "augmented", "bf16", "batchnorm", "edits", "cached"],
 )
 def test_settings_that_resume(base: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:
     straight, killed = (base | {"output_dir": str(tmp_path / name)} | options for name in ("straight", "killed"))
