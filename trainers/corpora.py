@@ -10,7 +10,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -283,17 +282,12 @@ def _from_files(
         folder.mkdir(parents=True, exist_ok=True)
         _write_store(source, max_samples, deduplicate, store)
     report = CorpusReport(**json.loads(summary.read_text(encoding="utf-8")))
-    reopen = partial(_open_store, store, deduplicate)
-    dataset = SentenceDataset(reopen(), source.columns, None if deduplicate else reopen)
-    return Corpus(dataset, source.columns, source.name, checksum, None, report)
-
-
-def _open_store(store: Path, deduplicate: bool) -> datasets.Dataset:
     rows = datasets.Dataset.from_file(str(store))
     if deduplicate:
         first = np.load(store.with_suffix(".npy"))
         rows = rows if len(first) == len(rows) else rows.select(first)
-    return rows
+    dataset = SentenceDataset(rows, source.columns)
+    return Corpus(dataset, source.columns, source.name, checksum, None, report)
 
 
 def _write_store(source: Source, max_samples: int | None, deduplicate: bool, store: Path) -> None:

@@ -364,19 +364,24 @@ def test_wikipedia(load):
     assert [corpus.dataset[i]["texts"] for i in (0, 777, -1)] == [[lines[i]] for i in (0, 777, -1)]
 
 
-def test_what_was_read_is_given_back(load, write, tmp_path, monkeypatch):
-    """The file is mapped anew after so many rows: the same rows, and still there once the file is not."""
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+@pytest.mark.parametrize("drawn", [False, True])
+def test_what_was_read_is_given_back(load, write, monkeypatch, drawn):
+    """The same rows, and no page of the file left in memory, nor once the file is removed."""
+    lines = [f"sentence {i} " + "x" * 200 for i in range(4000)]
+    path = write("a.txt", "\n".join([*lines, *lines[:1000]]))
+    monkeypatch.setattr(SentenceDataset, "KEPT", 10**9)
+    dataset = load(path, deduplicate=drawn).dataset
+
+    def in_memory():
+        blocks = Path("/proc/self/smaps").read_text().split("VmFlags")
+        return [int(b.split("Rss:")[1].split()[0]) for b in blocks if dataset.rows.cache_files[0]["filename"] in b]
+
+    def read():
+        return [row["texts"][0] for row in dataset.__getitems__(range(4000))]
+
+    assert read() == lines and sum(in_memory()) > 500  # kB
     monkeypatch.setattr(SentenceDataset, "KEPT", 10)
-    path = write("a.txt", "\n".join(f"sentence {i}" for i in range(40)))
-    dataset = load(path).dataset
-    mapped, opened = dataset.rows, []
-    for start in range(0, 40, 4):
-        rows = dataset.__getitems__(range(start, start + 4))
-        assert [row["texts"] for row in rows] == [[f"sentence {i}"] for i in range(start, start + 4)]
-        opened += [dataset.rows] if dataset.rows is not mapped else []
-        mapped = dataset.rows
-    assert len(opened) == 3
-    for file in Path(mapped.cache_files[0]["filename"]).parent.iterdir():
-        file.unlink()
-    assert [dataset[i]["texts"][0] for i in range(40)] == [f"sentence {i}" for i in range(40)]
-    assert dataset.rows is mapped and load(path, deduplicate=True).dataset.reopen is None
+    assert read() == lines and in_memory() == [0]
+    Path(dataset.rows.cache_files[0]["filename"]).unlink()
+    assert read() == lines
