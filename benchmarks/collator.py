@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from train_step import SEED, Setting, builders, csekit_step
+from train_step import METHODS_FILE, SEED, Setting, csekit_step, read_rows
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -40,8 +40,8 @@ def cpu_seconds(function: Callable[[Any], Any], inputs: list[Any], warmup: int =
 
 def measure(setting: Setting, name: str, dataset: Any, places: list[list[int]], steps: int) -> dict[str, Any]:
     """CPU seconds of each part of a method's step."""
-    title, build = builders([name])[name]
-    wanted: dict[str, Any] = build.keywords  # type: ignore[attr-defined]
+    row = read_rows(METHODS_FILE, [name])[name]
+    title, wanted = row.title, row.build.keywords  # type: ignore[attr-defined]
     model = METHODS[wanted["method"]].from_backbone(setting.backbone, **wanted["fields"])
     tokenizer = AutoTokenizer.from_pretrained(setting.backbone)
     template = model.config.prompt_template
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     setting = Setting(args.model_name_or_path, "cpu", args.precision, args.max_seq_length, 1)
     try:
-        builders(args.methods)
+        read_rows(METHODS_FILE, args.methods)
         corpus = load_corpus(args.train_file)
         rows = len(corpus.dataset)  # type: ignore[arg-type]
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(SEED))[: args.batches * args.batch_size]

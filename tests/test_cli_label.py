@@ -89,10 +89,12 @@ def test_at_a_real_terminal(corpus: Path) -> None:
 
 
 def _own_terminal(terminal: int) -> None:
-    """Make it the process's controlling terminal, so that Ctrl-C arrives."""
+    """Make it the process's controlling terminal, so that Ctrl-C arrives, even where the tests' shell ignores it."""
     import fcntl
+    import signal
     import termios
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 

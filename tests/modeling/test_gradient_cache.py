@@ -107,7 +107,7 @@ def test_sentences_alone_against_two_passes_by_hand(checkpoint, make_batch):
     for start in range(0, 10, 4):
         states.append(torch.get_rng_state())
         with torch.no_grad():
-            vectors.append(model.pooled(ids[start : start + 4], mask[start : start + 4])[0])
+            vectors.append(model.pooled(ids[start : start + 4], mask[start : start + 4]))
     h = torch.cat(vectors).requires_grad_()
     z = model.projector(h)
     logits = nn.functional.cosine_similarity(z[:5, None], z[None, 5:], dim=-1) / 0.2
@@ -115,7 +115,7 @@ def test_sentences_alone_against_two_passes_by_hand(checkpoint, make_batch):
     loss.backward()
     for start, state in zip(range(0, 10, 4), states, strict=True):
         torch.set_rng_state(state)
-        again = model.pooled(ids[start : start + 4], mask[start : start + 4])[0]
+        again = model.pooled(ids[start : start + 4], mask[start : start + 4])
         again.backward(h.grad[start : start + 4])
     torch.testing.assert_close(output.loss, loss)
     for name, parameter in model.named_parameters():
@@ -136,7 +136,8 @@ def test_half_precision_adds_up_in_full(checkpoint, batch_of):
 
 
 def test_gradient_checkpointing_inside_a_chunk(checkpoint, make_batch):
-    model, batch = build(checkpoint, {}), make_batch(5, 1)
+    # pooling by mean draws the same random numbers with and without, see layers.py
+    model, batch = build(checkpoint, {"pooling": "mean"}), make_batch(5, 1)
     one = step(model, batch, 4)
     model.backbone.gradient_checkpointing_enable()
     two = step(model, batch, 4)
