@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from train_step import SEED, Setting, csekit_step, now, read_batches
+from train_step import SEED, Setting, csekit_step, now, parse_setting, read_batches
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -151,18 +151,7 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint")
     parser.add_argument("--train_file", required=True, help="sentences, one a line")
     parser.add_argument("--output", type=Path, required=True, help="results/roofline/NAME.json")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--max_seq_length", type=int, default=32)
-    parser.add_argument("--repetitions", type=int, default=20, help="measured rounds")
-    parser.add_argument("--warmup", type=int, default=3, help="rounds before them")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
-    args = parser.parse_args(argv)
-    for name in ("batch_size", "repetitions", "threads"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
-    return args
+    return parse_setting(parser, argv)
 
 
 def main(argv: list[str] | None = None) -> None:

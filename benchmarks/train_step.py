@@ -206,13 +206,8 @@ def read_batches(path: str, size: int, count: int) -> tuple[str, list[list[dict[
     return corpus.name, [dataset.__getitems__(range(i % whole * size, (i % whole + 1) * size)) for i in range(count)]
 
 
-def read_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint, a masked LM")
-    parser.add_argument("--train_file", required=True, help="sentences, one a line")
-    parser.add_argument("--output", type=Path, required=True, help="results/costs/NAME.json")
-    parser.add_argument("--rows", type=Path, default=METHODS_FILE, help="YAML file of what is measured")
-    parser.add_argument("--methods", nargs="+", help="some of its rows; the first is the one to compare with")
+def parse_setting(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """The parsed arguments, with those of a :class:`Setting` and how often to measure."""
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--batch_size", type=int, default=64)
@@ -225,6 +220,16 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
     return args
+
+
+def read_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint, a masked LM")
+    parser.add_argument("--train_file", required=True, help="sentences, one a line")
+    parser.add_argument("--output", type=Path, required=True, help="results/costs/NAME.json")
+    parser.add_argument("--rows", type=Path, default=METHODS_FILE, help="YAML file of what is measured")
+    parser.add_argument("--methods", nargs="+", help="some of its rows; the first is the one to compare with")
+    return parse_setting(parser, argv)
 
 
 def main(argv: list[str] | None = None) -> None:
