@@ -5,14 +5,12 @@ record (``OUT.json``) says of what and by what it is made and how many rows are 
 of n parts, for any scheduler; ``merge_shards`` joins them.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm.auto import tqdm
 
 from csekit.evaluation.embedding_files import (
@@ -26,7 +24,7 @@ from csekit.evaluation.embedding_files import (
     record_path,
     write_record,
 )
-from csekit.evaluation.encoding import TextEncoder
+from csekit.evaluation.encoding import TextEncoder, weights_digest
 from csekit.evaluation.text_files import CorpusError, file_columns, file_kind, read_batches, sha256
 
 #: Rows between two points from which a killed run goes on.
@@ -146,16 +144,6 @@ def parse_shard(text: str) -> tuple[int, int]:
     raise ValueError(f"shard must be i/n with 1 <= i <= n, such as 2/8, got {text!r}")
 
 
-def weights_digest(encoder: TextEncoder) -> str:
-    """sha256 of the model's tensors, wherever it was loaded from."""
-    state = hashlib.sha256()
-    for name, tensor in sorted(encoder.model.state_dict().items()):
-        if isinstance(tensor, torch.Tensor):
-            state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            state.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return state.hexdigest()
-
-
 def shard_path(output: Path, shard: tuple[int, int]) -> Path:
     """Where a shard of an array lies: ``OUT.2-of-8.npy`` for ``OUT.npy``."""
     return output.with_name(f"{output.stem}.{shard[0]}-of-{shard[1]}{output.suffix}")
@@ -209,7 +197,7 @@ def encode_file(
     start, stop = (rows * i // part[1] for i in (part[0] - 1, part[0]))
     settings: dict[str, Any] = {
         "input": {"name": source.path.name, "sha256": sha256([source.path]), "column": source.name, "rows": rows},
-        "encoder": {**encoder.describe(), "lowercase": encoder.lowercase, "weights": weights_digest(encoder)},
+        "encoder": {**encoder.describe(), "lowercase": encoder.lowercase, "weights": weights_digest(encoder.model)},
         "output": {"kind": kind, "dtype": dtype, "chunk_rows": chunk_rows},
         "shard": {"index": part[0], "of": part[1], "start": start, "stop": stop},
     }

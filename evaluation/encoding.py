@@ -3,6 +3,7 @@
 Shape suffixes: N texts, n texts of a chunk, b rows of a batch, L tokens, H embedding size.
 """
 
+import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -225,6 +226,16 @@ class TextEncoder:
             "prompt_template": self.prompt_template,
             "precision": self.precision if self.precision != "fp32" or parameter is None else str(parameter.dtype)[6:],
         }
+
+
+def weights_digest(model: nn.Module) -> str:
+    """sha256 of a model's tensors, wherever it was loaded from."""
+    state = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):
+            state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            state.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
 
 
 def vectors(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> Any:

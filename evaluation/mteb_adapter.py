@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from csekit.evaluation.encoding import Encoder, TextEncoder, embed
+from csekit.evaluation.encoding import Encoder, TextEncoder, embed, weights_digest
 from csekit.evaluation.pairs import read_lines
 from csekit.evaluation.retrieval_data import Collection
 from csekit.evaluation.sts_data import STSTask
@@ -97,11 +97,8 @@ def _unit(embeddings: Any) -> torch.Tensor:
 def fingerprint(encoder: TextEncoder) -> str:
     """sha256 over an encoder's weights and what else changes its embeddings."""
     settings = {**encoder.describe(), "lowercase": encoder.lowercase}
-    state = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for name, tensor in encoder.model.state_dict().items():
-        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return state.hexdigest()
+    content = json.dumps({**settings, "weights": weights_digest(encoder.model)}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 @contextmanager
