@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import one_line_errors
+from .common import one_line_errors, quiet_transformers
 
 Model = Annotated[str, typer.Option("--model", "-m", help="A model folder, or a name on the Hub.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="OUT.npy, or OUT.parquet, a folder.")]
@@ -61,10 +61,8 @@ def _with_ray(file: str, output: Path, model: str, precision: str, loading: dict
 
 
 def _locally(file: str, output: Path, model: str, precision: str, loading: dict[str, Any], **more: Any) -> str:
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    quiet_transformers()
     from csekit.evaluation import encode_file, load_encoder
 
     encoder = load_encoder(model, **loading)

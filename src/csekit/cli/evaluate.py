@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import one_line_errors, table
+from .common import one_line_errors, quiet_transformers, table
 
 if TYPE_CHECKING:
     from csekit.evaluation.encoding import TextEncoder
@@ -54,12 +54,9 @@ def evaluate(
             raise ValueError(f"--output must end in .json, got {output.name!r}")
         if data_dir is None:
             raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the sets")
-        from transformers.utils import logging
-
         from csekit.evaluation.suites import SuiteOptions, resolve_suites
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        quiet_transformers()
         chosen = resolve_suites(tasks)
         options = SuiteOptions(text_form, mode, seed, progress)
         arguments = {"pooling": pooling, "max_length": max_length, "device": device}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import one_line_errors, table
+from .common import one_line_errors, quiet_transformers, table
 
 if TYPE_CHECKING:
     from csekit.evaluation import ClusteringOptions, GeometryOptions, TextEncoder
@@ -41,10 +41,8 @@ def geometry(
             raise ValueError(f"--output must end in .json, got {output.name!r}")
         if data_dir is None:
             raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the data")
-        from transformers.utils import logging
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        quiet_transformers()
         from csekit.evaluation import ClusteringOptions, GeometryOptions, load_encoder
 
         options = GeometryOptions(split=split, threshold=threshold, text_form=text_form)
