@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from csekit.evaluation.results import _write_atomically
+from csekit.evaluation.results import write_atomically
 
 DTYPES = ("float32", "float16")
 _VERSION = 1
@@ -46,7 +46,7 @@ def record_path(target: Path, shard: tuple[int, int]) -> Path:
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
     text = json.dumps({**record, "version": _VERSION}, indent=2, sort_keys=True, ensure_ascii=False)
-    _write_atomically(path, (text + "\n").encode("utf-8"))
+    write_atomically(path, (text + "\n").encode("utf-8"))
 
 
 def load_record(path: Path) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class ParquetSink:
         )
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
-        _write_atomically(self.folder / f"rows-{first:012d}.parquet", sink.getvalue().to_pybytes())
+        write_atomically(self.folder / f"rows-{first:012d}.parquet", sink.getvalue().to_pybytes())
 
     def finish(self, rows: int) -> None:
         pass

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from csekit.evaluation.results import _write_atomically
+from csekit.evaluation.results import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +107,7 @@ def save_figure(figure: "Figure", path: str | Path, max_bytes: int | None = MAX_
     data = packed.getvalue()
     if max_bytes is not None and len(data) > max_bytes:
         raise ValueError(f"{path.name} must have at most {max_bytes:,} bytes, got {len(data):,}")
-    _write_atomically(path, data)
+    write_atomically(path, data)
     return path
 
 

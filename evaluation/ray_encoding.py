@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from csekit.evaluation.encode_files import text_column
-from csekit.evaluation.results import _write_atomically
+from csekit.evaluation.results import write_atomically
 from csekit.evaluation.text_files import CorpusError
 
 #: Rows that an actor is given at a time.
@@ -90,7 +90,7 @@ def encode_with_ray(
     written = _count(target.glob("*.parquet"))
     if written != rows:
         raise CorpusError(f"{target}: {written} rows were written, {rows} were read")
-    _write_atomically(target / _DONE, json.dumps({"rows": rows, "complete": True}).encode())
+    write_atomically(target / _DONE, json.dumps({"rows": rows, "complete": True}).encode())
     return rows
 
 

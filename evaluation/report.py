@@ -16,7 +16,7 @@ import numpy as np
 from csekit.evaluation.report_charts import line_chart, style
 from csekit.evaluation.report_runs import ReportRun
 from csekit.evaluation.report_tables import score_tables, settings_tables
-from csekit.evaluation.results import _write_atomically
+from csekit.evaluation.results import write_atomically
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _IMAGES = {".png": "image/png", ".svg": "image/svg+xml"}
@@ -152,7 +152,7 @@ def write_report(path: str | Path, page: str, max_megabytes: float = 20.0) -> Pa
             f"{path.name} would take {len(data) / 1e6:.1f} MB, more than --max_megabytes {max_megabytes:g}: give "
             "fewer --sentences, runs or figures, or raise it"
         )
-    _write_atomically(path, data)
+    write_atomically(path, data)
     return path
 
 

@@ -104,7 +104,7 @@ def _plain(value: Any, field: str = "results") -> Any:
     raise ValueError(f"{field} must be JSON (numbers, strings, lists, mappings), got {type(value).__name__}")
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Whole or not at all: a temporary file in the same folder, then a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -203,13 +203,13 @@ def write_results(
             raise FileExistsError(f"{path}: holds the results of another run; choose another name or say overwrite")
     if similarities is not None:
         data = pack_similarities(similarities)
-        _write_atomically(similarities_path(path), data)
+        write_atomically(similarities_path(path), data)
         content["similarities"] = {
             "file": similarities_path(path).name,
             "sha256": hashlib.sha256(data).hexdigest(),
         }
     text = json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
-    _write_atomically(path, (text + "\n").encode("utf-8"))
+    write_atomically(path, (text + "\n").encode("utf-8"))
     return path
 
 

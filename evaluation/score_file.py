@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from csekit.evaluation.pairs import normal, parse_score, read_lines
-from csekit.evaluation.results import _write_atomically
+from csekit.evaluation.results import write_atomically
 
 #: The scale of STS: from nothing in common to the same meaning.
 HIGHEST = 5.0
@@ -57,7 +57,7 @@ class ScoreFile:
         file = cls(path, pairs, [None] * len(pairs), origin)
         content = {"origin": file.origin, "pairs": file.pairs}
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        _write_atomically(cls.beside(path), text.encode("utf-8"))
+        write_atomically(cls.beside(path), text.encode("utf-8"))
         return file
 
     @classmethod
@@ -104,7 +104,7 @@ class ScoreFile:
         for pair, value in zip(self.pairs, self.scores, strict=True):
             if value is not None:
                 lines.append("\t".join((*pair, repr(value))))
-        _write_atomically(self.path, ("\n".join(lines) + "\n").encode("utf-8"))
+        write_atomically(self.path, ("\n".join(lines) + "\n").encode("utf-8"))
 
     def open(self) -> list[int]:
         """The pairs without a score, in order."""

@@ -74,9 +74,12 @@ def give_back(files: Collection[str]) -> None:
         mappings = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return
+    names = tuple(files)
     for mapping in mappings:
+        if not mapping.endswith(names):
+            continue
         fields = mapping.split(maxsplit=5)
-        if len(fields) == 6 and fields[5] in files and fields[1].startswith("r-"):  # what is written is no file's
+        if fields[5] in files and fields[1].startswith("r-"):  # what is written is no file's
             start, end = (int(address, 16) for address in fields[0].split("-"))
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
