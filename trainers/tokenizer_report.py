@@ -90,8 +90,8 @@ def tokenizer_report(
         )
     if dropped > ACCENTS_LIMIT:
         warnings.append(
-            f"{dropped:.0%} of the texts of {name} lose accents in the tokenizer, so words that differ in nothing else "
-            "become one: a cased or multilingual checkpoint keeps them"
+            f"{dropped:.0%} of the texts of {name} lose accents in the tokenizer, so words that differ in nothing "
+            "else become one: a cased or multilingual checkpoint keeps them"
         )
     mean = sum(map(len, tokens.input_ids)) / len(texts)
     truncated = sum(tokens.truncated) / len(texts)

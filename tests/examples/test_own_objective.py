@@ -1,4 +1,4 @@
-"""The example of an own objective: it trains, is logged under its name, reloads exactly, and is what the page shows."""
+"""The example of an own objective trains, is logged under its name, reloads exactly, and is what the page shows."""
 
 import importlib.util
 import json
