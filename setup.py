@@ -12,7 +12,9 @@ version = next(
 )
 
 dev = ["mypy>=1.15", "playwright>=1.50", "pytest>=8.3", "ruff>=0.11", "build>=1.2"]
+docs = ["mkdocs>=1.6.1,<2", "mkdocs-material>=9.6", "mkdocstrings-python>=1.16"]
 plots = ["matplotlib>=3.10"]
+space = ["gradio>=6.0", *plots]
 st = ["sentence-transformers>=5.4"]
 translation = ["sentencepiece>=0.2"]
 retrieval = ["pytrec-eval-terrier>=0.5.6"]
@@ -51,7 +53,9 @@ setup(
         "typer>=0.16",
     ],
     extras_require={
-        "dev": dev + st + plots + mteb,
+        "dev": dev + st + plots + mteb + docs + space,
+        "docs": docs,
+        "space": space,
         "st": st,
         "plots": plots,
         "translation": translation,

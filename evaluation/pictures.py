@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 TRACES = "geometry-traces"
 DIFFERENCES = "equal-terms"
 FEW_SHOT = "few-shot"
+#: The plans on equal terms, which share their baseline.
+EQUAL_TERMS = ("equal-terms", "infocse-diffcse", "msse")
 
 
 def draw(
@@ -60,6 +62,7 @@ def draw(
 def pictures(results_dir: Path) -> dict[str, "Callable[[Path], Figure]"]:
     """Name to the function that draws it; one more picture for each plan with ablation tables."""
     known: dict[str, Callable[[Path], Figure]] = {
+        "scores": scores,
         "cosine-by-rating": cosine_by_rating,
         "alignment-uniformity": alignment_uniformity,
         "tsne-clusters": lambda folder: figures.topic_maps(_maps(folder), "clusters"),
@@ -146,6 +149,21 @@ def task_differences(results_dir: Path, plan: str = DIFFERENCES) -> "Figure":
     if not differences:
         raise NoResults(f"{results_dir / plan}: no experiment beside {base} has test scores of the same seeds")
     return training_figures.task_differences(differences, summary["experiments"][base]["title"])
+
+
+def scores(results_dir: Path) -> "Figure":
+    """Avg of the seven STS sets of every method that was measured on equal terms, seed by seed."""
+    found: dict[str, list[float]] = {}
+    for plan in EQUAL_TERMS:
+        if (results_dir / plan / "summary.json").is_file():
+            for name, experiment in _summary(results_dir, plan)["experiments"].items():
+                seeds = [scores["Avg"] for scores in _by_seed(results_dir / plan / name).values() if "Avg" in scores]
+                average = (experiment.get("test") or {}).get("Avg")
+                if seeds or average:  # an untrained encoder has one score and no seed
+                    found.setdefault(experiment["title"], seeds or [average["mean"]])
+    if not found:
+        raise NoResults(f"{results_dir}: none of {', '.join(EQUAL_TERMS)} has test scores yet")
+    return training_figures.score_dots(found, "Avg. of the seven STS sets, Spearman × 100")
 
 
 def few_shot(results_dir: Path, plan: str = FEW_SHOT) -> "Figure":

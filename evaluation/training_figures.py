@@ -125,6 +125,31 @@ def few_shot_curves(
     return figure
 
 
+@drawing
+def score_dots(scores: Mapping[str, Sequence[float]], unit: str) -> "Figure":
+    """A row for each method, the best on top: a dot for each seed, a bar at their mean, a line of ± their deviation.
+
+    Arguments:
+        scores: name to one score a seed.
+        unit: of the scores, for the axis.
+    """
+    ordered = sorted(scores.items(), key=lambda item: statistics.fmean(item[1]))
+    figure, (axis,) = panels(1, 1, 7.0, 0.9 + 0.38 * len(ordered))
+    for y, (_, values) in enumerate(ordered):
+        mean = statistics.fmean(values)
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        axis.plot([mean - spread, mean + spread], [y, y], color=COLOURS[0], linewidth=1.2, zorder=1)
+        axis.plot([mean, mean], [y - 0.28, y + 0.28], color=COLOURS[0], linewidth=2.5, zorder=2)
+        axis.plot(values, [y] * len(values), "o", color=COLOURS[1], markersize=4.5, alpha=0.8, zorder=3)
+        axis.annotate(f"{mean:.2f}", (max(*values, mean + spread), y), (6, 0), textcoords="offset points", va="center")
+    axis.set_yticks(range(len(ordered)), [name for name, _ in ordered])
+    axis.grid(axis="y", visible=False)
+    axis.tick_params("y", length=0)
+    axis.margins(x=0.12)
+    axis.set_xlabel(unit)
+    return figure
+
+
 @dataclass(frozen=True)
 class Ablation:
     """A table of rows that differ in one setting.

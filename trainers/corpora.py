@@ -19,15 +19,14 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from csekit.evaluation.text_files import CorpusError, Scan, file_kind, sha256
-from csekit.modeling.tokenization import tokenize
 from csekit.trainers.corpus_datasets import SentenceDataset, StreamingSentenceDataset
 from csekit.trainers.corpus_sources import Source, file_source, hub_name, table_source
+from csekit.trainers.tokenizer_report import TokenizerReport, tokenizer_report
 
 logger = logging.getLogger(__name__)
 
 STORE_VERSION = 1  # of the files that the cache holds
 HEAD = 10_000  # rows that a stream is checked on at the start
-UNKNOWN_LIMIT = 0.05
 
 
 @dataclass(frozen=True)
@@ -73,32 +72,6 @@ class CorpusReport:
         if self.overlong:
             parts.append(f"{self.overlong:,} texts over 100,000 characters, the first in {self.first_overlong}")
         return "; ".join(parts)
-
-
-@dataclass(frozen=True)
-class TokenizerReport:
-    """How a tokenizer fits a corpus, on a sample of its rows.
-
-    Arguments:
-        texts: looked at.
-        unknown_share: unknown tokens among all tokens.
-        truncated_share: texts longer than the length limit among all texts.
-        mean_tokens: per text, special tokens and template included, after truncation.
-        warning: what is wrong, or None.
-    """
-
-    texts: int
-    unknown_share: float
-    truncated_share: float
-    mean_tokens: float
-    warning: str | None = None
-
-    def summary(self) -> str:
-        """One line for a log."""
-        return (
-            f"{self.mean_tokens:.1f} tokens a text, {self.unknown_share:.2%} of them unknown, "
-            f"{self.truncated_share:.1%} of the texts truncated (on {self.texts:,} texts)"
-        )
 
 
 @dataclass(frozen=True)
@@ -150,20 +123,7 @@ class Corpus:
             ValueError: ``max_seq_length`` leaves no room for a token.
         """
         texts = [text for row in self.sample(sample) for text in row]
-        tokens = tokenize(tokenizer, texts, max_seq_length, prompt_template)
-        unknown = total = 0
-        for ids, first, last in zip(tokens.input_ids, tokens.first, tokens.last, strict=True):
-            total += last - first
-            unknown += ids[first:last].count(tokenizer.unk_token_id)
-        share = unknown / max(total, 1)
-        warning = None
-        if share > UNKNOWN_LIMIT or total == 0:
-            warning = (
-                f"{share:.1%} of the tokens of {self.name} are unknown to the tokenizer: it is probably "
-                "the wrong one for this language or script"
-            )
-        mean = sum(map(len, tokens.input_ids)) / len(texts)
-        return TokenizerReport(len(texts), share, sum(tokens.truncated) / len(texts), mean, warning)
+        return tokenizer_report(texts, tokenizer, max_seq_length, prompt_template, self.name)
 
 
 def load_corpus(

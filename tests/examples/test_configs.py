@@ -1,5 +1,6 @@
 """Presets in examples/configs: they parse, and every key is known."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,17 @@ def test_msse_few_shot_and_supervised_settings_have_presets(presets: dict[str, d
     for name, preset in presets.items():
         assert ("mlm" in name) == ("mlm_weight" in preset)
         assert ("mse" in name) == (preset.get("reconstruction") == "mse")
+
+
+PAGE = (CONFIGS.parents[1] / "docs" / "presets.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("**/*.yaml")), ids=lambda path: path.stem)
+def test_the_page_lists_it_with_the_numbers_of_its_header(path: Path) -> None:
+    name = path.relative_to(CONFIGS).as_posix()
+    if name.startswith("accelerate/"):
+        pytest.skip("no preset: a launch configuration")
+    (line,) = [line for line in PAGE.splitlines() if f"](../examples/configs/{name})" in line]
+    header = " ".join(line[1:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+    numbers = re.findall(r"\d+\.\d\d", line)
+    assert all(number in header for number in numbers), f"{numbers} in the page, not all in the header of {name}"

@@ -7,6 +7,7 @@ import typer
 
 import csekit
 
+from .check import check
 from .compare import compare
 from .encode import encode, merge
 from .evaluate import evaluate
@@ -17,6 +18,7 @@ from .neighbors import neighbors
 from .report import report
 
 main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+main.command("check")(check)
 main.command("eval")(evaluate)
 main.command("compare")(compare)
 main.command("neighbors")(neighbors)

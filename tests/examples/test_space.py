@@ -1,0 +1,112 @@
+"""The demo, started as a user starts it and driven in a real headless browser."""
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+APP = ROOT / "examples" / "space" / "app.py"
+SENTENCES = ["the man plays guitar", "the dog runs fast", "a red ball", "the house is slow", "a woman sings", "a tree"]
+
+
+def test_it_says_what_is_missing(tmp_path: Path) -> None:
+    pytest.importorskip("gradio", reason="needs the extra space")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ENCODER")}
+    run = subprocess.run([sys.executable, APP], capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert run.returncode == 2 and "name two encoders, or set ENCODER_A and ENCODER_B" in run.stderr
+
+
+@pytest.fixture
+def address(tmp_path: Path, tiny_folder: Path) -> Iterator[str]:
+    pytest.importorskip("gradio", reason="needs the extra space")
+    (tmp_path / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
+    for name in ("first", "second"):
+        shutil.copytree(tiny_folder, tmp_path / name)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(APP), "first", "--corpus", "corpus.txt", "--pooling", "mean", "--port", str(port)]
+    env = {**os.environ, "GRADIO_ANALYTICS_ENABLED": "False", "ENCODER_B": "second"}
+    log = open(tmp_path / "log.txt", "w")  # noqa: SIM115
+    app = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(600):
+            assert app.poll() is None, (tmp_path / "log.txt").read_text()
+            try:
+                urllib.request.urlopen(url, timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield url
+    finally:
+        app.terminate()
+        app.wait(10)
+        log.close()
+
+
+@pytest.fixture
+def page() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra dev")
+    names = (os.environ.get("CSEKIT_CHROMIUM"), "chromium-headless-shell", "chromium", "google-chrome")
+    path = next((found for name in names if name and (found := shutil.which(name))), None)
+    if path is None:
+        pytest.skip("needs a headless Chromium on the path, or the one that CSEKIT_CHROMIUM names")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser.new_page(viewport={"width": 1280, "height": 1000})
+        browser.close()
+
+
+def test_neighbours_and_heat_map_in_a_browser(address: str, page: Any) -> None:
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(address)
+    page.locator("#query textarea, #query input").first.fill(SENTENCES[1])
+    page.locator("#search").click()
+    visible = page.locator(".cell-wrap:visible")
+    visible.filter(has_text=SENTENCES[0]).nth(1).wait_for(timeout=30_000)
+    headers = page.locator("th:visible").all_inner_texts()
+    assert any("first" in text for text in headers) and any("second" in text for text in headers)
+    cells = visible.all_inner_texts()
+    assert not any(cell.strip() == SENTENCES[1] for cell in cells)  # the query itself is not its neighbour
+    for sentence in (SENTENCES[0], *SENTENCES[2:]):
+        assert sum(cell.strip() == sentence for cell in cells) >= 2, sentence  # the corpus has no more, on both sides
+
+    page.get_by_role("tab", name="Similarity").click()
+    page.locator("#sentences textarea").fill("the dog runs\nthe cat runs\na red ball")
+    page.locator("#compare").click()
+    image = page.locator("#heat_map img")
+    image.wait_for(timeout=30_000)
+    assert image.evaluate("i => i.naturalWidth") > 600
+    page.locator("#sentences textarea").fill("the dog runs")
+    page.locator("#compare").click()
+    page.get_by_text("Give 2 to 12 sentences, one a line; got 1.").wait_for(timeout=30_000)
+    assert not errors
+
+
+def test_a_query_gets_the_nearest_of_the_corpus(tiny_folder: Path) -> None:
+    pytest.importorskip("gradio", reason="needs the extra space")
+    spec = importlib.util.spec_from_file_location("space_app", APP)
+    assert spec is not None and spec.loader is not None
+    app = importlib.util.module_from_spec(spec)
+    sys.modules["space_app"] = app
+    spec.loader.exec_module(app)
+    from csekit.evaluation import load_encoder
+
+    encoder = load_encoder(str(tiny_folder), pooling="mean")
+    side = app.Side("a", encoder, app.unit(app.embed(encoder, SENTENCES)))
+    (rows,) = app.neighbors([side], SENTENCES, SENTENCES[0], 3)
+    cosines = side.corpus_NH @ side.corpus_NH[0]
+    order = [i for i in sorted(range(len(SENTENCES)), key=lambda i: -cosines[i]) if i != 0][:3]
+    assert rows == [[f"{cosines[i]:.3f}", SENTENCES[i]] for i in order]

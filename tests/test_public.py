@@ -1,0 +1,37 @@
+"""The public names: each is there, documented, and importable from where it says; nothing else is promised."""
+
+import inspect
+from importlib import import_module
+
+import pytest
+
+import csekit
+
+PROMISED = """
+AuxiliaryMaskedLM AuxiliaryMaskedLMConfig CSECollator CSEConfig CSEModel CSETrainer CSETrainingArguments
+ConditionalMaskedLM ConditionalMaskedLMConfig CorrectiveLM CorrectiveLMConfig Corpus DiffCSEConfig DiffCSEModel
+DimensionContrast DimensionContrastConfig EditedContrast EditedContrastConfig InfoCSEConfig InfoCSEForPreTraining
+InfoCSEModel InfoCSEPretrainingConfig InforMinConfig InforMinModel InformationCompensation
+InformationCompensationConfig MSSEConfig MSSEModel MaskedLM MaskedLMConfig Objective ObjectiveConfig
+PretrainingArguments PretrainingTrainer Reconstruction ReconstructionConfig ReplacedTokenDetection
+ReplacedTokenDetectionConfig SimCSEConfig SimCSEModel __version__ compare_runs encode encode_file evaluate_pairs
+evaluate_sts evaluate_transfer load_corpus load_encoder load_sts load_transfer pack read_pairs train_tokenizer
+""".split()  # noqa: SIM905
+
+
+def test_the_list_is_the_promised_one() -> None:
+    """A name that goes, or a new one, is a line of the changelog and a line here."""
+    assert sorted(csekit.__all__) == sorted(PROMISED) == sorted(dir(csekit))
+
+
+@pytest.mark.parametrize("name", [name for name in PROMISED if name != "__version__"])
+def test_a_public_name_is_documented_and_is_the_one_of_its_package(name: str) -> None:
+    found = getattr(csekit, name)
+    assert inspect.getdoc(found) and (found.__doc__ or "").strip(), f"{name} has no docstring of its own"
+    package = import_module(csekit._PUBLIC[name])
+    assert getattr(package, name) is found and name in package.__all__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'csekit' has no attribute 'SimCSEModle'"):
+        csekit.SimCSEModle  # noqa: B018

@@ -1,0 +1,53 @@
+"""The documentation builds without a warning, and asks no other server for anything."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import csekit
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for module in ("mkdocs", "material", "mkdocstrings_handlers"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip("needs the extra docs")
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
+    run = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert run.returncode == 0, run.stderr
+    assert "WARNING" not in run.stderr
+    return out
+
+
+def test_every_page_is_there_and_the_readme_is_the_first(site: Path) -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        assert (site / page.stem / "index.html").exists()
+    first = (site / "index.html").read_text(encoding="utf-8")
+    assert "Two commands" in first and 'href="evaluation/"' in first  # its links lead to pages of the site
+    assert (site / "files/examples/configs/diffcse-bert-base.yaml/index.html").exists()
+
+
+def test_the_reference_comes_from_the_docstrings(site: Path) -> None:
+    api = (site / "api" / "index.html").read_text(encoding="utf-8")
+    for name in (*csekit.__all__, "info_nce"):
+        assert name == "__version__" or re.search(rf'id="csekit\.[\w.]+\.{name}"', api), f"{name} is not in docs/api.md"
+    assert "hard_negative_weight" in api and "MSSE Eq. 4" in api
+    assert not re.search(r":(class|func|meth):", api)  # roles are written out
+
+
+def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(
+            r'(?:<script[^>]+src|<link[^>]+rel="stylesheet"[^>]+href|<img[^>]+src)="https?:', text
+        ), page

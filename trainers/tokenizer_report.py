@@ -1,0 +1,118 @@
+"""How well a tokenizer fits a text: what it does not know, what it cuts, what it throws away."""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from csekit.modeling.tokenization import tokenize
+
+#: Above this share of unknown tokens a tokenizer is probably the wrong one.
+UNKNOWN_LIMIT = 0.05
+#: Above this share of texts that lose accents they belong to the language; English text has some in names.
+ACCENTS_LIMIT = 0.2
+#: Fewer characters a token than this, and words fall apart: English has 4 to 5 under its own tokenizer.
+CHARACTERS_LIMIT = 2.5
+#: Scripts in which a token of one character is nothing unusual.
+_DENSE = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "YI ", "BOPOMOFO")
+
+
+@dataclass(frozen=True)
+class TokenizerReport:
+    """How a tokenizer fits a corpus, on a sample of its rows.
+
+    Arguments:
+        texts: looked at.
+        unknown_share: unknown tokens among all tokens.
+        truncated_share: texts longer than the length limit among all texts.
+        mean_tokens: per text, special tokens and template included, after truncation.
+        characters_per_token: of what was not cut, special tokens and template left out.
+        accents_dropped: share of the texts that lose an accent (ä becomes a, й becomes и).
+        warning: what is wrong, or None.
+    """
+
+    texts: int
+    unknown_share: float
+    truncated_share: float
+    mean_tokens: float
+    characters_per_token: float
+    accents_dropped: float
+    warning: str | None = None
+
+    def summary(self) -> str:
+        """One line for a log."""
+        return (
+            f"{self.mean_tokens:.1f} tokens a text, {self.unknown_share:.2%} of them unknown, "
+            f"{self.truncated_share:.1%} of the texts truncated (on {self.texts:,} texts)"
+        )
+
+
+def tokenizer_report(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_length: int,
+    prompt_template: str | None = None,
+    name: str = "the corpus",
+) -> TokenizerReport:
+    """Look at each text under the tokenizer.
+
+    Arguments:
+        texts: at least one.
+        max_seq_length: tokens of a text, special ones and template included; what is longer is cut.
+        name: of the corpus, for the warning.
+
+    Raises:
+        ValueError: ``max_seq_length`` leaves no room for a token.
+    """
+    tokens = tokenize(tokenizer, list(texts), max_seq_length, prompt_template)
+    unknown = total = whole_tokens = whole_characters = 0
+    rows = zip(texts, tokens.input_ids, tokens.first, tokens.last, tokens.truncated, strict=True)
+    for text, ids, first, last, cut in rows:
+        total += last - first
+        unknown += ids[first:last].count(tokenizer.unk_token_id)
+        if not cut:
+            whole_tokens += last - first
+            whole_characters += len(text) - text.count(" ")
+    share = unknown / max(total, 1)
+    characters = whole_characters / max(whole_tokens, 1)
+    dropped = accents_dropped(texts, tokenizer)
+    warnings = []
+    if share > UNKNOWN_LIMIT or total == 0:
+        warnings.append(
+            f"{share:.1%} of the tokens of {name} are unknown to the tokenizer: it is probably the wrong one for this "
+            "language or script"
+        )
+    elif 0 < characters < CHARACTERS_LIMIT and not _dense(texts):
+        warnings.append(
+            f"a token of {name} has {characters:.1f} characters on average: words fall apart into single letters, so "
+            "the tokenizer is probably that of another language"
+        )
+    if dropped > ACCENTS_LIMIT:
+        warnings.append(
+            f"{dropped:.0%} of the texts of {name} lose accents in the tokenizer, so words that differ in nothing "
+            "else become one: a cased or multilingual checkpoint keeps them"
+        )
+    mean = sum(map(len, tokens.input_ids)) / len(texts)
+    truncated = sum(tokens.truncated) / len(texts)
+    return TokenizerReport(len(texts), share, truncated, mean, characters, dropped, "; ".join(warnings) or None)
+
+
+def accents_dropped(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> float:
+    """Share of the texts that have fewer combining marks, once decomposed, behind the tokenizer's normaliser."""
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or normalizer is None:
+        return 0.0
+    lost = sum(_marks(normalizer.normalize_str(text)) < _marks(text) for text in texts if not text.isascii())
+    return lost / len(texts)
+
+
+def _marks(text: str) -> int:
+    return sum(unicodedata.combining(character) > 0 for character in unicodedata.normalize("NFD", text))
+
+
+def _dense(texts: Sequence[str]) -> bool:
+    """Whether most letters are of a script that has few letters a word."""
+    letters = [character for text in texts[:200] for character in text if character.isalpha()]
+    dense = sum(unicodedata.name(character, "").startswith(_DENSE) for character in letters)
+    return 2 * dense > len(letters)
