@@ -120,12 +120,18 @@ def _retrieval(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
     for i, name in enumerate(names):
         entries = [(run.label, entry) for run in runs if (entry := (run.content.get("retrieval") or {}).get(name))]
         rows: list[tuple[str, str, Scores]] = [(label, "ours", entry["metrics"]) for label, entry in entries]
-        head = list(dict.fromkeys(metric for _, _, scores in rows for metric in scores))
+        head = sorted({metric for _, _, scores in rows for metric in scores}, key=_kind_and_cutoff)
         one = entries[0][1]
         caption = f"Scores × 100; {one.get('queries', '?')} queries, {one.get('documents', '?')} documents."
         papers = _retrieval_papers(name, runs)
         tables.append(_table(f"table-retrieval-{i}", f"Retrieval: {name}", caption, head, rows, papers))
     return tables
+
+
+def _kind_and_cutoff(metric: str) -> tuple[str, int]:
+    """recall@5 before recall@10."""
+    kind, _, cutoff = metric.partition("@")
+    return kind, int(cutoff or 0)
 
 
 def _retrieval_papers(name: str, runs: Sequence[ReportRun]) -> list[PaperRow]:

@@ -77,7 +77,8 @@ class _Texts(HTMLParser):
 
 
 def test_a_run_with_everything(tmp_path: Path) -> None:
-    retrieval = {"scifact": {"metrics": {"ndcg@10": 12.5}, "queries": 300, "documents": 5183}}
+    metrics = {"recall@10": 30.0, "recall@5": 20.0, "ndcg@10": 12.5}
+    retrieval = {"scifact": {"metrics": metrics, "queries": 300, "documents": 5183}}
     transfer = {"tasks": {"MR": {"accuracy": 70.25}, "CR": 80.0}, "avg": 75.125, "mode": "test"}
     path = folder_of(tmp_path / "a", RESULTS, other={"transfer": transfer, "retrieval": retrieval, "test": {"no": 1}})
     run = read_run(path, "ours")
@@ -87,11 +88,12 @@ def test_a_run_with_everything(tmp_path: Path) -> None:
     page = build_report([run])
     rows = {row[0]: row[1:] for row in _Texts(page).rows if row and row[0] not in ("run", "ours")}
     ours = [row[1:] for row in _Texts(page).rows if row and row[0] == "ours"]
-    assert ours == [["51.23", "61.50", "71.50"], ["70.25", "80.00", "75.12"], ["12.50"]]
+    assert ours == [["51.23", "61.50", "71.50"], ["70.25", "80.00", "75.12"], ["12.50", "20.00", "30.00"]]
     assert "frozen embeddings, test mode." in page
     assert ["run", "STS12", "STS-B", "STS-B dev"] in _Texts(page).rows
     assert rows["InforMin-CL-BERT-baseInforMin-CL, Table 2"] == ["70.22", "79.27", "–"]
-    assert rows["InfoCSE baseInfoCSE, Table 3"] == ["32.69"]
+    assert rows["InfoCSE baseInfoCSE, Table 3"] == ["32.69", "–", "–"]
+    assert ["run", "ndcg@10", "recall@5", "recall@10"] in _Texts(page).rows
     assert rows["corpus.checksum"] == ["aaaaaaaaaaaa…"]
     assert rows["objectives"] == ["name reconstruction, weight 0.4"] and rows["versions.torch"] == ["2.13.0"]
     for title in ("Loss, all terms", "Loss: contrastive", "Loss: reconstruction", "STS-B dev"):
