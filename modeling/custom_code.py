@@ -1,7 +1,7 @@
 """A training checkpoint with the code of its method beside it, for ``AutoModel`` with ``trust_remote_code=True``.
 
-The plain export needs no code and is what most people want. This one gives back the method's own class, where csekit is
-not installed: embeddings by the method's pooling and template, projector and objectives included.
+The plain export needs no code and is what most people want. This one gives back the method's own class where csekit
+is not installed: embeddings by the method's pooling and template, projector and objectives included.
 """
 
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def export_with_code(model: "CSEModel", path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Write the whole model, the files its class is made of, and the tokenizer with the template in it, to ``path``.
 
-    ``config.json`` names the classes (``auto_map``). For sentence-transformers the pooling's metadata are written where
-    it has such a pooling; it needs ``trust_remote_code=True`` as well, and computes the state before the projector and
-    its ``Dense`` modules behind it, as in :func:`export_encoder`.
+    ``config.json`` names the classes (``auto_map``). For sentence-transformers the pooling's metadata are written
+    where it has such a pooling; it needs ``trust_remote_code=True`` as well, and computes the state before the
+    projector and its ``Dense`` modules behind it, as in :func:`export_encoder`.
 
     Raises:
         ValueError: a template, and a tokenizer that cannot hold it.
