@@ -202,7 +202,10 @@ def custom_code_files(run: Path, scratch: Path) -> dict[str, Path]:
     check_weights(training)
     card = _present(run / "README.md", "the model card; write it with: csekit card").read_text(encoding="utf-8")
     model, tokenizer = METHODS[method].from_pretrained(training), AutoTokenizer.from_pretrained(training)
-    export_with_code(model, scratch, tokenizer)
+    try:
+        export_with_code(model, scratch, tokenizer)
+    except SafetensorError as error:  # a full disk
+        raise OSError(f"{scratch}: {error}; TMPDIR names another place") from None
     (scratch / "README.md").write_text(with_code_section(card, run.resolve().name), encoding="utf-8")
     return _matching(scratch, _OURS)
 
@@ -312,6 +315,8 @@ def _reason(error: BaseException, repo_id: str) -> str:
         known = _STATUS.get(status, "the Hub failed, try again later" if status >= 500 else "the Hub refused")
         said = (answer.server_message or "").strip().splitlines()
         return f"{status}, {known}{f' ({said[0]})' if said else ''}. {_AGAIN}"
+    if isinstance(error, UnicodeError):
+        return f"the token holds a character that no token has: set HF_TOKEN, or log in, anew. {_AGAIN}"
     if isinstance(error, ValueError):
         return f"{told}. {_AGAIN}"
     return (
