@@ -219,9 +219,12 @@ def listed_cards(listing: str | Path) -> dict[str, str]:
         FileNotFoundError, ValueError: what is wrong with the listing or a file that it names.
     """
     listing = Path(listing).resolve()
-    content = yaml.safe_load(listing.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"{listing.name}: must be a mapping of names to cards, got {type(content).__name__}")
+    try:
+        content = yaml.safe_load(listing.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{listing.name}: not a YAML file: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
+        raise ValueError(f"{listing.name}: must be a mapping of names to mappings, got {content!r:.60}")
     cards, base = {}, listing.parents[1]
     for name, entry in content.items():
         unknown = sorted(set(entry) - {"results", "scores", *CardOptions.__dataclass_fields__})
