@@ -7,7 +7,7 @@ is not installed: embeddings by the method's pooling and template, projector and
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -41,7 +41,7 @@ def export_with_code(model: "CSEModel", path: Path, tokenizer: PreTrainedTokeniz
 def _auto_classes(model: "CSEModel") -> Iterator[None]:
     """Inside, ``save_pretrained`` writes the code too. Registered for good, the classes would do so at every
     checkpoint."""
-    kinds = {type(model): "AutoModel", type(model.config): "AutoConfig"}
+    kinds: dict[Any, str] = {type(model): "AutoModel", type(model.config): "AutoConfig"}
     try:
         for kind, auto_class in kinds.items():
             kind.register_for_auto_class(auto_class)

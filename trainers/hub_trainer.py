@@ -25,6 +25,7 @@ class HubTrainer(TermsTrainer):
     """
 
     model: CSEModel
+    hub_model_id: str | None
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Settle ``hub_model_id``, before training. The repository is made when there is something to publish."""
@@ -79,7 +80,7 @@ class HubTrainer(TermsTrainer):
             return None
         folder = Path(str(self.args.output_dir))
         if not (folder / "README.md").is_file():
-            write_model_card(folder, self.results(), base_model=self.model.backbone.name_or_path)
+            write_model_card(folder, self.results(), base_model=self.model.backbone.name_or_path or "")
         private = self.args.hub_private_repo if private is None else private
         return push_run(
             folder,

@@ -5,6 +5,8 @@ state, logs, checkpoints and a frozen generator stay where they are. ``upload_fo
 """
 
 import json
+import logging
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,6 +27,8 @@ from csekit.modeling.custom_code import export_with_code
 
 from .base_trainer import TRAINING_FOLDER
 from .card import with_code_section
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: Files of a model and its tokenizer, by whole name; nothing else in a run's folder is published.
@@ -70,8 +74,23 @@ def published_files(run: str | Path, training: bool = True) -> dict[str, Path]:
     if training:
         read_method(folder / TRAINING_FOLDER)
         check_weights(folder / TRAINING_FOLDER)
+        _tell_of_folders(folder / TRAINING_FOLDER / "config.json")
     wanted = re.compile(rf"{_ROOT.pattern}|{_TRAINING}" if training else _ROOT.pattern)
     return _matching(folder, wanted)
+
+
+def _tell_of_folders(config: Path) -> None:
+    """Warn of networks that a training checkpoint names by a folder of this machine."""
+    for objective in read_json(config, "of the training checkpoint").get("objectives") or []:
+        for field, value in objective.items():
+            if isinstance(value, str) and os.path.isabs(value):
+                logger.warning(
+                    "%s names %r as %s: who goes on training from the Hub must name one of their own, so train with "
+                    "one from the Hub",
+                    config,
+                    value,
+                    field,
+                )
 
 
 def _matching(folder: Path, wanted: re.Pattern[str]) -> dict[str, Path]:

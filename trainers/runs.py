@@ -316,7 +316,7 @@ def trainer_results(trainer: CSETrainer) -> dict[str, Any]:
     return {
         "name": Path(str(trainer.args.output_dir)).resolve().name,
         "method": next((name for name, kind in METHODS.items() if kind is type(trainer.model)), encoder.model_type),
-        "backbone": Path(trainer.model.backbone.name_or_path).name or encoder.model_type,
+        "backbone": Path(trainer.model.backbone.name_or_path or "").name or encoder.model_type,
         "corpus": trainer.corpus.describe(),
         "positives": positives_of(trainer),
         "config": kept | {"encoder": encoder.model_type},
