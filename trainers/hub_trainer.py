@@ -25,7 +25,6 @@ class HubTrainer(TermsTrainer):
     """
 
     model: CSEModel
-    hub_model_id: str | None
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Settle ``hub_model_id``, before training. The repository is made when there is something to publish."""
@@ -34,7 +33,7 @@ class HubTrainer(TermsTrainer):
             raise ValueError(f"hub_strategy must be 'end': a run is published whole, got {got!r}")
         if self.is_world_process_zero():
             wanted = self.args.hub_model_id or Path(str(self.args.output_dir)).resolve().name
-            self.hub_model_id = check_access(wanted, token or self.args.hub_token)
+            self.hub_model_id = check_access(wanted, token or self.args.hub_token)  # type: ignore[assignment]
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Nothing: checkpoints are not published."""
