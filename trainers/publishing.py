@@ -334,6 +334,10 @@ def _reason(error: BaseException, repo_id: str) -> str:
         known = _STATUS.get(status, "the Hub failed, try again later" if status >= 500 else "the Hub refused")
         said = (answer.server_message or "").strip().splitlines()
         return f"{status}, {known}{f' ({said[0]})' if said else ''}. {_AGAIN}"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}. {_AGAIN}"
+    if isinstance(error, PermissionError):  # of Xet, the Hub's store of large files
+        return f"{_STATUS[403]} ({told}). {_AGAIN}"
     if isinstance(error, UnicodeError):
         return f"the token holds a character that no token has: set HF_TOKEN, or log in, anew. {_AGAIN}"
     if isinstance(error, ValueError):

@@ -274,9 +274,21 @@ def test_who_may_not_publish(
     assert set(hub.repositories) == held and "Traceback" not in done.errors
 
 
-def test_offline_says_so() -> None:
-    with pytest.raises(PublishError, match="HF_HUB_OFFLINE is set: unset it"), hub_errors("me/x", "asking"):
-        raise OfflineModeIsEnabled("offline")
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OfflineModeIsEnabled("offline"), "me/x: asking: HF_HUB_OFFLINE is set: unset it"),
+        (
+            PermissionError(13, "Permission denied", "run/tokenizer.json"),
+            "run/tokenizer.json: Permission denied. Noth",
+        ),
+        (PermissionError("xet refused"), "the token may not write there: .* .xet refused."),
+        (RuntimeError("some thread died"), "connection was lost or could not be made .some thread died"),
+    ],
+)
+def test_errors_that_are_no_answer_of_the_hub(error: Exception, told: str) -> None:
+    with pytest.raises(PublishError, match=told), hub_errors("me/x", "asking"):
+        raise error
 
 
 def test_a_generator_that_only_this_machine_has_is_told(run: Path, caplog: pytest.LogCaptureFixture) -> None:
