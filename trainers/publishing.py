@@ -33,9 +33,10 @@ logger = logging.getLogger(__name__)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: Files of a model and its tokenizer, by whole name; nothing else in a run's folder is published.
 _MODEL = r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+_VOCABULARY = r"tokenizer\.json|vocab\.(txt|json)|(spiece|spm|sentencepiece\.bpe|tokenizer)\.model"
 _TOKENIZER = (
-    r"tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
-    r"|(spiece|spm|sentencepiece\.bpe|tokenizer)\.model|chat_template\.jinja"
+    r"tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|merges\.txt|chat_template\.jinja"
+    rf"|{_VOCABULARY}"
 )
 _MODULES = (
     r"modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|template_pooling\.py"
@@ -109,6 +110,8 @@ def _check_export(folder: Path) -> None:
     check_weights(folder)
     for name in ("tokenizer_config.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
         read_json(folder / name, "of the export")
+    if not any(re.fullmatch(_VOCABULARY, path.name) for path in folder.iterdir()):
+        raise FileNotFoundError(f"{folder / 'tokenizer.json'} is missing: the tokenizer's vocabulary")
     listed: Any = read_json(folder / "modules.json", "without it sentence-transformers would take another pooling")
     for module in listed:
         if module["path"]:

@@ -309,10 +309,12 @@ def test_tokens_are_taken_out_of_texts() -> None:
     [
         "config.json",
         "model.safetensors",
+        "tokenizer.json",
         "tokenizer_config.json",
         "modules.json",
         "1_Pooling/config.json",
         "README.md",
+        "training/model.safetensors",
     ],
 )
 def test_a_run_that_is_not_whole_is_refused_before_anything_is_sent(hub: Any, run: Path, name: str) -> None:
