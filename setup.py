@@ -29,14 +29,26 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=["csekit", "csekit.cli", "csekit.modeling", "csekit.trainers", "csekit.evaluation"],
+    packages=[
+        "csekit",
+        "csekit.cli",
+        "csekit.modeling",
+        "csekit.trainers",
+        "csekit.evaluation",
+        "csekit.model_cards",
+    ],
     package_dir={
         "": "src",
         "csekit.modeling": "modeling",
         "csekit.trainers": "trainers",
         "csekit.evaluation": "evaluation",
+        "csekit.model_cards": "model_cards",
     },
-    package_data={"csekit": ["py.typed"], "csekit.evaluation": ["papers.yaml", "templates/*"]},
+    package_data={
+        "csekit": ["py.typed"],
+        "csekit.evaluation": ["papers.yaml", "templates/*"],
+        "csekit.model_cards": ["*.jinja"],
+    },
     install_requires=[
         "torch>=2.11",
         "transformers>=5.15,<6",

@@ -142,6 +142,13 @@ def export_encoder(model: "CSEModel", path: Path, tokenizer: PreTrainedTokenizer
     limit = length_limit(model.backbone, tokenizer)
     save_tokenizer(tokenizer, path, limit, model.config.prompt_template)
     model.backbone.save_pretrained(path)
+    write_modules(model, path, limit)
+    return path
+
+
+def write_modules(model: "CSEModel", path: Path, limit: int) -> None:
+    """Write what sentence-transformers reads beside the encoder: the list of modules, pooling and projector, the limit
+    of length."""
     for stale in path.glob("[0-9]_Dense"):
         shutil.rmtree(stale)
 
@@ -158,7 +165,6 @@ def export_encoder(model: "CSEModel", path: Path, tokenizer: PreTrainedTokenizer
     _write(path / "modules.json", listed)
     _write(path / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
     _write(path / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "cosine"})
-    return path
 
 
 def write_pooling(config: "CSEConfig", path: Path) -> str:

@@ -56,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
-    for name in (*FOLDERS, "src"):
+    for name in (*FOLDERS, "model_cards", "src"):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
     build = "from setuptools import build_meta; import sys; build_meta.build_wheel(sys.argv[1])"
@@ -74,8 +74,9 @@ def test_the_wheel_holds_the_folders(wheel):
     assert {name for name in packaged if name.endswith(".py")} == code
     assert "csekit/py.typed" in packaged
     data = [name for name in packaged if not name.endswith(".py") and name != "csekit/py.typed"]
-    assert all((ROOT / "src" / name).exists() for name in data), data
+    assert all((ROOT / name.removeprefix("csekit/")).exists() for name in data), data
     templates = {f"csekit/evaluation/templates/report.{kind}" for kind in ("html", "css", "js")}
+    templates |= {f"csekit/model_cards/{path.name}" for path in (ROOT / "model_cards").glob("*.jinja")}
     assert {"csekit/evaluation/papers.yaml", *templates} <= set(data)
 
 

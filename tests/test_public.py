@@ -15,7 +15,8 @@ InfoCSEModel InfoCSEPretrainingConfig InforMinConfig InforMinModel InformationCo
 InformationCompensationConfig MSSEConfig MSSEModel MaskedLM MaskedLMConfig Objective ObjectiveConfig
 PretrainingArguments PretrainingTrainer Reconstruction ReconstructionConfig ReplacedTokenDetection
 ReplacedTokenDetectionConfig SimCSEConfig SimCSEModel __version__ compare_runs encode encode_file evaluate_pairs
-evaluate_sts evaluate_transfer load_corpus load_encoder load_sts load_transfer pack read_pairs train_tokenizer
+evaluate_sts evaluate_transfer load_corpus load_encoder load_sts load_transfer pack push_run read_pairs
+train_tokenizer
 """.split()  # noqa: SIM905
 
 

@@ -19,6 +19,7 @@ class RunTrainingArguments(TrainingArguments):
       ``save_steps`` follows ``eval_steps``.
     - ``logging_steps`` 25, ``logging_nan_inf_filter`` off: the filter waits for the device at every step; a loss that
       is not finite is found when it is logged, and stops the run.
+    - ``hub_strategy`` end: a run is published once and whole (``push_to_hub``), in one commit.
     - ``remove_unused_columns`` off (the collator reads rows as they are), ``ddp_find_unused_parameters`` off (there
       are none), no dispatching of batches (positions of masked tokens cannot be sliced over processes), ``use_cpu``
       where there is no accelerator (bf16 on CPU asks for it).
@@ -36,6 +37,7 @@ class RunTrainingArguments(TrainingArguments):
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Would wait for the device at every step."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "The collator reads rows as they are."})
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter is used."})
+    hub_strategy: str = field(default="end", metadata={"help": "What is published when: the whole run, at the end."})
     accelerator_config: dict | str | None = field(
         default_factory=lambda: {"dispatch_batches": False}, metadata={"help": "As in Transformers."}
     )

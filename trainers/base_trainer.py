@@ -148,7 +148,7 @@ class TermsTrainer(Trainer):
     def save_training(self) -> Path:
         """Write the model and the trainer's state to ``training/``."""
         training = Path(self.training_dir)
-        self.save_model(str(training))
+        self.save_model(str(training), _internal_call=True)  # a call from outside publishes as well
         if self.args.should_save:
             self.state.save_to_json(str(training / "trainer_state.json"))
         return training

@@ -44,7 +44,7 @@ class PretrainingTrainer(TermsTrainer):
 
     Raises:
         ValueError: blocks longer than the encoder can read, a vocabulary larger than the encoder's, several GPUs in
-            one process, or a best checkpoint wanted without held-out text.
+            one process, a best checkpoint wanted without held-out text, or ``push_to_hub``.
     """
 
     args: PretrainingArguments
@@ -135,6 +135,8 @@ def _check(
     longest = max(blocks.block_length, heldout.block_length if heldout is not None else 0)
     if longest > limit:
         raise ValueError(f"block_length must be at most {limit}, what the encoder can read, got {longest}")
+    if args.push_to_hub:
+        raise ValueError("push_to_hub publishes sentence encoders; upload this run's folder yourself: hf upload")
     if heldout is None and args.load_best_model_at_end:
         raise ValueError("load_best_model_at_end needs held-out text, got none")
     if args.n_gpu > 1:

@@ -217,6 +217,11 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
         print(before_and_after(before, after))
         code = ", trust_remote_code=True" if needs_code(trainer.model.config) else ""
         print(f"\nThe encoder is in {folder}: SentenceTransformer({str(folder)!r}{code})")
+    if args.push_to_hub:
+        with one_line_errors():
+            commit = trainer.push_to_hub()
+        if commit is not None:
+            print(f"Published: {commit.commit_url}")
     return 0
 
 
@@ -226,9 +231,10 @@ def score_run(trainer: CSETrainer, tests: Sequence[STSTask]) -> tuple[dict[str, 
 
 
 def changed_arguments(args: RunTrainingArguments) -> dict[str, Any]:
-    """The training arguments that differ from their defaults; paths and access tokens left out."""
+    """The training arguments that differ from their defaults; paths, access tokens and the Hub left out."""
     default = type(args)(output_dir=args.output_dir)
     skipped = {"output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "accelerator_config", "use_cpu"}
+    skipped |= {"push_to_hub", "hub_model_id", "hub_revision", "hub_private_repo"}
     changed = {}
     for field in fields(args):
         name, value = field.name, getattr(args, field.name)
@@ -282,35 +288,49 @@ def run_results(
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     """The results of a run as plain values: setting, scores before and after, versions, time."""
+    known = trainer_results(trainer)
+    return known | {
+        "method": run.method,
+        "backbone": Path(str(run.model_name_or_path)).name,
+        "overlap": data.overlap.describe(data.filtered) if data.overlap is not None else None,
+        "config": known["config"] | {"dropout": run.dropout},
+        "dev": known["dev"] | {"before": before[0], "after": after[0]},
+        "before": before[1].to_dict() if before[1] else None,
+        "test": after[1].to_dict() if after[1] else None,
+        "environment": environment(),
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+    }
+
+
+def trainer_results(trainer: CSETrainer) -> dict[str, Any]:
+    """What a trainer itself knows of its run, as plain values; ``dev.after`` are the scores of the step that was kept,
+    as they were in training."""
     evaluations, log = history(trainer)
     metric = trainer.args.metric_for_best_model if trainer.args.load_best_model_at_end else None
     config = trainer.model.config.to_diff_dict()
     kept = {name: value for name, value in config.items() if name not in ("encoder_config", "transformers_version")}
     kept["objectives"] = [without_folders(objective) for objective in kept.get("objectives", [])]
     encoder = trainer.model.config.encoder_config
+    step = trainer.state.best_global_step if metric else trainer.state.global_step
+    kept_scores = next((entry for entry in evaluations if entry["step"] == step), {})
     return {
         "name": Path(str(trainer.args.output_dir)).resolve().name,
-        "method": run.method,
-        "backbone": Path(str(run.model_name_or_path)).name,
-        "corpus": data.corpus.describe(),
+        "method": next((name for name, kind in METHODS.items() if kind is type(trainer.model)), encoder.model_type),
+        "backbone": Path(trainer.model.backbone.name_or_path or "").name or encoder.model_type,
+        "corpus": trainer.corpus.describe(),
         "positives": positives_of(trainer),
-        "overlap": data.overlap.describe(data.filtered) if data.overlap is not None else None,
-        "config": kept | {"encoder": encoder.model_type, "dropout": run.dropout},
+        "config": kept | {"encoder": encoder.model_type},
         "arguments": changed_arguments(trainer.args),
         "seed": trainer.args.seed,
         "dev": {
             "metric": metric,
             "best": trainer.state.best_metric if metric else None,
-            "step": trainer.state.best_global_step if metric else trainer.state.global_step,
-            "before": before[0],
-            "after": after[0],
+            "step": step,
+            "after": {name: value for name, value in kept_scores.items() if name != "step" and "/" not in name},
             "history": [{**entry, "value": entry.get(str(metric))} for entry in evaluations],
         },
-        "before": before[1].to_dict() if before[1] else None,
-        "test": after[1].to_dict() if after[1] else None,
+        "test": None,
         "log": log,
-        "environment": environment(),
-        "seconds": {name: round(value, 1) for name, value in seconds.items()},
     }
 
 

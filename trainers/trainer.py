@@ -26,19 +26,20 @@ from csekit.modeling.tokenization import pad, tokenize
 
 from .arguments import CSETrainingArguments
 from .augmentation import check_augmentation, make_augmentation
-from .base_trainer import TRAINING_FOLDER, TermsTrainer, warn_of_launcher, without_autocast
+from .base_trainer import TRAINING_FOLDER, warn_of_launcher, without_autocast
 from .callbacks import GeometryCallback
 from .collator import CSECollator
 from .corpora import Corpus
 from .corpus_datasets import StreamingSentenceDataset
 from .gradient_cache import cache_gradients
+from .hub_trainer import HubTrainer
 
 logger = logging.getLogger(__name__)
 
 LABEL_FREE = {"alignment": False, "uniformity": False, "effective_rank": True}  # whether greater is better
 
 
-class CSETrainer(TermsTrainer):
+class CSETrainer(HubTrainer):
     """Trainer for :class:`CSEModel` and its methods.
 
     Arguments:
@@ -227,6 +228,12 @@ class CSETrainer(TermsTrainer):
             logger.warning("%s", error)
             return training
 
+    def results(self) -> dict[str, Any]:
+        """What is known of the run, for its card."""
+        from .runs import trainer_results  # which imports this module
+
+        return trainer_results(self)
+
 
 @contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
@@ -260,6 +267,8 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
     try:
         check_exportable(model.config.pooling)
     except ValueError as error:
+        if args.push_to_hub:
+            raise
         logger.warning("%s (it will be in %s/%s)", error, args.output_dir, TRAINING_FOLDER)
     if args.n_gpu > 1:
         raise ValueError(

@@ -58,6 +58,7 @@ _PUBLIC: dict[str, str] = {
             "PretrainingTrainer",
             "load_corpus",
             "pack",
+            "push_run",
             "train_tokenizer",
         ),
         "csekit.trainers",

@@ -207,6 +207,8 @@ def test_settings_that_cannot_work_are_refused(tokenizer: PreTrainedTokenizerFas
         trainer_of(tmp_path, tokenizer, block_length=64)
     with pytest.raises(ValueError, match="load_best_model_at_end needs held-out text"):
         trainer_of(tmp_path, tokenizer, heldout=False, load_best_model_at_end=True)
+    with pytest.raises(ValueError, match="push_to_hub publishes sentence encoders"):
+        trainer_of(tmp_path, tokenizer, push_to_hub=True)
     larger = train_tokenizer(SENTENCES, 60)
     with pytest.raises(ValueError, match=r"vocab_size must be at least \d+ \(the tokenizer\), got \d+"):
         trainer_of(tmp_path, tokenizer, new_model(larger))

@@ -7,6 +7,7 @@ import typer
 
 import csekit
 
+from .card import card
 from .check import check
 from .compare import compare
 from .encode import encode, merge
@@ -15,6 +16,7 @@ from .figures import figures
 from .geometry import geometry
 from .label import label
 from .neighbors import neighbors
+from .push import push
 from .report import report
 
 main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -28,6 +30,8 @@ main.command("geometry")(geometry)
 main.command("figures")(figures)
 main.command("encode")(encode)
 main.command("merge")(merge)
+main.command("card")(card)
+main.command("push")(push)
 
 
 def _version(value: bool) -> None:

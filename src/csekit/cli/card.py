@@ -1,0 +1,48 @@
+"""``csekit card``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import one_line_errors
+
+
+def card(
+    source: Annotated[Path, typer.Argument(help="A run's folder or results file; or a .yaml that lists cards.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The card; of a folder its README.md if left out.")
+    ] = None,
+    scores: Annotated[
+        list[Path] | None, typer.Option("--scores", help="Results of csekit eval to add; may be given again.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Of the model; the run's if left out.")] = None,
+    base_model: Annotated[str | None, typer.Option("--base_model", help="The backbone's Hub id.")] = None,
+    license: Annotated[str | None, typer.Option("--license", help="As the Hub names it: apache-2.0.")] = None,
+    language: Annotated[list[str] | None, typer.Option("--language", help="Code, en; may be given again.")] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option("--dataset", help="Hub id of the corpus; may be given again.")
+    ] = None,
+) -> None:
+    """Write the model card of a run from its results."""
+    with one_line_errors():
+        from csekit.trainers.card import CardOptions, render_card, results_of, write_card, write_cards
+
+        if source.suffix in (".yaml", ".yml"):
+            for path in write_cards(source):
+                typer.echo(f"written: {path}")
+            return
+        if output is None and not source.is_dir():
+            raise ValueError(f"--output must name the card of {source}: README.md, or NAME.md")
+        results = results_of(source, scores or [])
+        options = CardOptions(
+            name=name,
+            base_model=base_model,
+            license=license,
+            language=tuple(language or ()),
+            datasets=tuple(dataset or ()),
+        )
+        target = output or source / "README.md"
+        default = source.resolve().name if source.is_dir() else str(results["name"])
+        write_card(target, render_card(results, default, options))
+        typer.echo(f"written: {target}")
