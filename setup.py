@@ -18,6 +18,7 @@ translation = ["sentencepiece>=0.2"]
 retrieval = ["pytrec-eval-terrier>=0.5.6"]
 mteb = ["mteb>=2.26", *retrieval]
 ray = ["ray[data]>=2.50"]
+onnx = ["onnx>=1.19", "onnxruntime>=1.23", "onnxscript>=0.6"]
 
 setup(
     name="csekit",
@@ -51,13 +52,14 @@ setup(
         "typer>=0.16",
     ],
     extras_require={
-        "dev": dev + st + plots + mteb,
+        "dev": dev + st + plots + mteb + onnx,
         "st": st,
         "plots": plots,
         "translation": translation,
         "retrieval": retrieval,
         "mteb": mteb,
         "ray": ray,
+        "onnx": onnx,
     },
     entry_points={"console_scripts": ["csekit = csekit.cli:main"]},
 )

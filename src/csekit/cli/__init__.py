@@ -8,8 +8,10 @@ import typer
 import csekit
 
 from .compare import compare
+from .convert import convert
 from .encode import encode, merge
 from .evaluate import evaluate
+from .export import export
 from .figures import figures
 from .geometry import geometry
 from .label import label
@@ -26,6 +28,8 @@ main.command("geometry")(geometry)
 main.command("figures")(figures)
 main.command("encode")(encode)
 main.command("merge")(merge)
+main.command("export")(export)
+main.command("convert")(convert)
 
 
 def _version(value: bool) -> None:
