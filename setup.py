@@ -11,7 +11,7 @@ version = next(
     if line.startswith("__version__")
 )
 
-dev = ["mypy>=1.15", "playwright>=1.50", "pytest>=8.3", "ruff>=0.11", "build>=1.2"]
+dev = ["mypy>=1.15", "playwright>=1.50", "pytest>=8.3", "ruff>=0.11", "build>=1.2", "tensorboard>=2.19"]
 plots = ["matplotlib>=3.10"]
 st = ["sentence-transformers>=5.4"]
 translation = ["sentencepiece>=0.2"]

@@ -50,7 +50,7 @@ def export(
             raise ValueError(f"--dtype is for --format sentence-transformers, got {dtype!r}")
         from csekit.evaluation import export_onnx
 
-        options = {"pooled": pooled, "normalize": normalize, "int8": int8, "opset": opset}
+        options: dict[str, Any] = {"pooled": pooled, "normalize": normalize, "int8": int8, "opset": opset}
         record = export_onnx(model, output, **options, dev=_dev(data_dir), **loading)
         typer.echo("\n".join(_report(output, record)))
 
