@@ -35,7 +35,7 @@ def test_there_is_no_other() -> None:
 
 
 def test_the_one_for_cpu_starts_a_run(tmp_path: Path) -> None:
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"the a man dog cat runs plays red fast ball".split()]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "man", "dog", "cat", "runs", "plays", "red", "fast"]
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     BertForMaskedLM(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(tmp_path / "tiny")
     tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(words)}, model_max_length=32)
