@@ -1,5 +1,6 @@
 """The Python blocks of the pages on deployment and recipes, run as they stand against a tiny encoder."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
+
+from csekit.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("deploy.md", "recipes.md")
@@ -73,15 +77,14 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {name: value for name, value in os.environ.items() if name != "CSEKIT_DATA"} | {
         "HF_HUB_OFFLINE": "1"
     }
-    command = [sys.executable, "-c", "from csekit.cli import main; main()", *EXPORT.split()[1:]]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 or "pip install 'csekit[onnx]'" in done.stderr, done.stderr
+    with contextlib.chdir(folder):
+        done = CliRunner().invoke(main, EXPORT.split()[1:], env={"CSEKIT_DATA": None})
+    assert done.exit_code == 0 or "pip install 'csekit[onnx]'" in done.output, done.output
     (folder / "blocks.json").write_text(json.dumps([code for _, code in BLOCKS]), encoding="utf-8")
     environment |= {"TRANSFORMERS_VERBOSITY": "error"}
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    command = [sys.executable, "-c", DRIVER]
+    driven = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
+    assert driven.returncode == 0, driven.stderr[-2000:]
     return folder
 
 
@@ -132,8 +135,6 @@ def test_what_text_embeddings_inference_reads(workplace: Path, name: str) -> Non
 
 def test_commands_of_the_pages_have_only_options_that_exist() -> None:
     from typer.main import get_command
-
-    from csekit.cli import main
 
     commands = get_command(main).commands  # type: ignore[attr-defined]
     seen = 0

@@ -1,6 +1,8 @@
 """ONNX exports: the real exporter, the real onnxruntime."""
 
 import json
+import pickle
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from transformers import AutoModel, BertConfig, BertModel, BertTokenizer
 from typer.testing import CliRunner
 
 from csekit.cli import main
-from csekit.evaluation import ONNXEncoder, load_encoder, onnx_export
+from csekit.evaluation import ONNXEncoder, load_encoder, onnx_export, sts_data
 from csekit.evaluation.onnx_export import EncoderGraph, check_batches, export_onnx, largest_difference
 from csekit.modeling import SimCSEModel
 
@@ -52,10 +54,19 @@ def checkpoint(backbone: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(checkpoint: Path) -> tuple[Path, str]:
-    """The folder of a pooled export with int8, and what the command said."""
-    out = checkpoint.parent / "exported"
-    found = run("export", checkpoint, "-o", out, "--pooled", "--normalize", "--int8")
-    assert found.exit_code == 0, found.output
+    """The folder of a pooled export with int8, scored on a small dev set, and what the command said."""
+    out, dev = checkpoint.parent / "exported", checkpoint.parent / "data/STS/STSBenchmark/sts-dev.csv"
+    dev.parent.mkdir(parents=True)
+    pairs = enumerate(combinations(TEXTS, 2))
+    dev.write_text("".join(f"main\tMSRvid\t2012\t{i}\t{i % 5}\t{one}\t{two}\n" for i, (one, two) in pairs))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sts_data, "COUNTS", {**sts_data.COUNTS, "STS-B-dev": {"dev": 6}})
+        options = ("--pooled", "--normalize", "--int8", "--data_dir", checkpoint.parent / "data")
+        found = run("export", checkpoint, "-o", out, *options)
+        assert found.exit_code == 0, found.output
+        options = ("--tasks", "STS-B-dev", "--data_dir", checkpoint.parent / "data", "--no_progress")
+        scored = run("eval", out, "--output", out.parent / "scores.json", *options)
+        assert scored.exit_code == 0, scored.output
     return out, found.output
 
 
@@ -70,6 +81,24 @@ def test_the_command_writes_a_checked_folder(exported: tuple[Path, str]) -> None
     assert [1, 32] in record["check"]["batches"] and [1, 3] in record["check"]["batches"]
     assert record["pooled"] and record["normalize"] and record["pooling"] == "cls" and record["max_length"] == 32
     assert "largest difference to torch" in said and "int8: least cosine" in said
+    scores = record["stsb"]["spearman"]
+    assert scores.keys() == {"torch", "model", "model_int8"} and record["stsb"]["pairs"] == 6
+    assert scores["model"] == pytest.approx(scores["torch"]) and f"model {scores['model']:.2f} (+0.00)" in said
+
+
+def test_eval_scores_an_export(exported: tuple[Path, str]) -> None:
+    folder, _ = exported
+    results, record = (
+        json.loads(path.read_text()) for path in (folder.parent / "scores.json", folder / "export.json")
+    )
+    (tasks,) = [section["tasks"] for section in results.values() if isinstance(section, dict) and "tasks" in section]
+    assert tasks["STS-B-dev"]["all"] == pytest.approx(record["stsb"]["spearman"]["model"])
+    assert results["run"]["weights"] == {"model.onnx": record["files"]["onnx/model.onnx"]["sha256"]}
+    assert results["run"]["encoder"]["class"] == "ONNXModel"
+
+
+def test_the_record_names_no_machine(exported: tuple[Path, str]) -> None:
+    folder, _ = exported
     assert str(folder.parent) not in (folder / "export.json").read_text()
 
 
@@ -103,7 +132,8 @@ def test_an_export_is_an_encoder(exported: tuple[Path, str], checkpoint: Path) -
     assert described["pooling"] == "cls" and described["name"] == "exported" and described["file"] == "onnx/model.onnx"
     rounded = load_encoder(exported[0] / "onnx/model_int8.onnx").encode(TEXTS)
     assert (rounded * wanted).sum(1).min() > 0.95 and not np.allclose(rounded, wanted, atol=1e-5)
-    np.testing.assert_array_equal(encoder.encode(TEXTS[:3], num_workers=1), encoder.encode(TEXTS)[:3])
+    elsewhere = pickle.loads(pickle.dumps(encoder))  # as for another process
+    np.testing.assert_array_equal(elsewhere.encode(TEXTS), encoder.encode(TEXTS))
     with pytest.raises(ValueError, match="max_length must be at most 32 for this graph, got 33"):
         load_encoder(exported[0], max_length=33)
     with pytest.raises(ValueError, match="must be left out for an ONNX export"):

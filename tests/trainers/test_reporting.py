@@ -1,25 +1,10 @@
 """What ``report_to`` writes, read back from the trackers' own files."""
 
-import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-SCRIPT = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {folder!r})
-import small_runs
-trainer = small_runs.make_trainer(
-    Path({backbone!r}), Path({texts!r}), Path({out!r}), max_steps=4, report_to="trackio", project="csekit-test",
-    run_name="tiny", method="informin",
-)
-trainer.train()
-"""
 
 
 def test_tensorboard_gets_every_term_under_its_own_name(
@@ -45,17 +30,12 @@ def test_tensorboard_gets_every_term_under_its_own_name(
         assert written == wanted, tag
 
 
-def test_trackio_keeps_them_in_a_local_file(small: Any, small_backbone: Path, tmp_path: Path) -> None:
-    pytest.importorskip("trackio", reason="needs trackio")
-    texts = small.write_texts(tmp_path / "texts.txt", 40)
-    names = {"folder": str(Path(__file__).parent), "backbone": str(small_backbone), "texts": str(texts)}
-    code = SCRIPT.format(**names, out=str(tmp_path / "run"))
-    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    with sqlite3.connect(tmp_path / "trackio/csekit-test.db") as database:
+def test_trackio_keeps_them_in_a_local_file(small_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
+    trackio = pytest.importorskip("trackio", reason="needs trackio")
+    options = {"report_to": "trackio", "project": "csekit-test", "run_name": "tiny", "method": "informin"}
+    small_run(tmp_path / "run", max_steps=4, **options).train()
+    with sqlite3.connect(Path(trackio.utils.TRACKIO_DIR) / "csekit-test.db") as database:
         rows = database.execute("select step, metrics from metrics").fetchall()
     kept = "\n".join(str(metrics) for _, metrics in rows)
     assert "loss/contrastive" in kept and "loss/reconstruction" in kept, kept[:500]
