@@ -11,7 +11,8 @@ version = next(
     if line.startswith("__version__")
 )
 
-dev = ["mypy>=1.15", "playwright>=1.50", "pytest>=8.3", "ruff>=0.11", "build>=1.2"]
+dev = ["mypy>=1.15", "playwright>=1.50", "pytest>=8.3", "ruff>=0.11", "build>=1.2", "twine>=6.1"]
+trackers = ["tensorboard>=2.19", "trackio>=0.20"]
 docs = ["mkdocs>=1.6.1,<2", "mkdocs-material>=9.6", "mkdocstrings-python>=1.16"]
 plots = ["matplotlib>=3.10"]
 space = ["gradio>=6.0", *plots]
@@ -20,6 +21,7 @@ translation = ["sentencepiece>=0.2"]
 retrieval = ["pytrec-eval-terrier>=0.5.6"]
 mteb = ["mteb>=2.26", *retrieval]
 ray = ["ray[data]>=2.50"]
+onnx = ["onnx>=1.19", "onnxruntime>=1.23", "onnxscript>=0.6"]
 
 setup(
     name="csekit",
@@ -65,8 +67,9 @@ setup(
         "typer>=0.16",
     ],
     extras_require={
-        "dev": dev + st + plots + mteb + docs + space,
+        "dev": dev + st + plots + mteb + docs + space + onnx + trackers + ["faiss-cpu>=1.10"],
         "docs": docs,
+        "trackers": trackers,
         "space": space,
         "st": st,
         "plots": plots,
@@ -74,6 +77,7 @@ setup(
         "retrieval": retrieval,
         "mteb": mteb,
         "ray": ray,
+        "onnx": onnx,
     },
     entry_points={"console_scripts": ["csekit = csekit.cli:main"]},
 )

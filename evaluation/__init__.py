@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from csekit.evaluation.encode_files import merge_shards as merge_shards
     from csekit.evaluation.encoding import TextEncoder as TextEncoder
     from csekit.evaluation.encoding import encode as encode
+    from csekit.evaluation.export import export_sentence_transformer as export_sentence_transformer
     from csekit.evaluation.geometry import alignment as alignment
     from csekit.evaluation.geometry import effective_rank as effective_rank
     from csekit.evaluation.geometry import label_free_criteria as label_free_criteria
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from csekit.evaluation.neighbors import Neighbor as Neighbor
     from csekit.evaluation.neighbors import QueryNeighbors as QueryNeighbors
     from csekit.evaluation.neighbors import nearest_neighbors as nearest_neighbors
+    from csekit.evaluation.onnx_encoder import ONNXEncoder as ONNXEncoder
+    from csekit.evaluation.onnx_export import export_onnx as export_onnx
     from csekit.evaluation.pairs import Pairs as Pairs
     from csekit.evaluation.pairs import read_pairs as read_pairs
     from csekit.evaluation.papers import PaperRow as PaperRow
@@ -79,6 +82,7 @@ _PUBLIC = {
     "compare": ("Difference", "compare_runs"),
     "encode_files": ("encode_file", "merge_shards"),
     "encoding": ("TextEncoder", "encode"),
+    "export": ("export_sentence_transformer",),
     "geometry": ("alignment", "effective_rank", "label_free_criteria", "mean_cosine", "uniformity"),
     "geometry_scores": ("GeometryOptions", "GeometryScores", "geometry_suite"),
     "labelling": ("draw_pairs",),
@@ -92,6 +96,8 @@ _PUBLIC = {
         "mteb_sts_tasks",
     ),
     "neighbors": ("Neighbor", "QueryNeighbors", "nearest_neighbors"),
+    "onnx_encoder": ("ONNXEncoder",),
+    "onnx_export": ("export_onnx",),
     "pairs": ("Pairs", "read_pairs"),
     "papers": ("PaperRow", "paper_table"),
     "ray_encoding": ("encode_with_ray",),

@@ -115,7 +115,8 @@ class SentenceTransformerEncoder(TextEncoder):
         return sum(len(row) > self.max_length for row in ids)
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """A JSON file's content. Raises ValueError: it is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -164,7 +165,7 @@ def load_backbone(source: str | Path) -> nn.Module:
 
 def st_pooling(folder: Path) -> str:
     """The pooling mode of a SentenceTransformer's Pooling folder. Several modes give ``a+b``."""
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     modes = config.get("pooling_mode")
     if modes is None:
         modes = [mode for flag, mode in _ST_POOLINGS.items() if config.get(flag)] or ["mean"]
@@ -177,7 +178,7 @@ def load_dense(folder: Path) -> nn.Module:
     Raises:
         ValueError: an activation other than Identity, Tanh, ReLU, GELU, or no ``model.safetensors``.
     """
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     activation = config.get("activation_function", "Tanh").rsplit(".", 1)[-1]
     if activation not in _ACTIVATIONS:
         raise ValueError(f"{folder}: activation_function must be one of {sorted(_ACTIVATIONS)}, got {activation!r}")
@@ -199,38 +200,52 @@ def _check_frame(tokenizer: PreTrainedTokenizerBase, source: str | Path, limit: 
         raise ValueError(f"{source}: the special tokens of this tokenizer cannot be told from the sentence's own")
 
 
+def module_kinds(folder: Path) -> tuple[list[str], str | None, int | None]:
+    """Of a SentenceTransformer's folder: the kinds of its modules, the pooling mode, and where the mask token of a
+    template stands that our own module pools."""
+    modules = read_json(folder / "modules.json")
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+    if TEMPLATE_POOLING in [module["type"] for module in modules[1:2]]:
+        kinds[1] = "Pooling"
+        return kinds, "mask", read_json(folder / modules[1]["path"] / "config.json")["mask_offset"]
+    paths = {kind: folder / module["path"] for kind, module in zip(kinds, modules, strict=True)}
+    return kinds, st_pooling(paths["Pooling"]) if "Pooling" in paths else None, None
+
+
+def load_head(folder: Path) -> nn.Sequential:
+    """What a SentenceTransformer's folder has behind its pooling: Dense and Normalize modules."""
+    tail = read_json(folder / "modules.json")[2:]
+    dense = [module["type"].endswith(".Dense") for module in tail]
+    paths = [folder / module["path"] for module in tail]
+    return nn.Sequential(
+        *[load_dense(p) if is_dense else Normalize() for p, is_dense in zip(paths, dense, strict=True)]
+    )
+
+
 def _from_sentence_transformer(
     source: str | Path, folder: Path, pooling: str | None, max_length: int | None, batch_size: int
 ) -> TextEncoder:
     """A folder with ``modules.json``: our own encoder where it can, sentence-transformers where it must."""
-    modules = _read_json(folder / "modules.json")
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
-    paths = {kind: folder / module["path"] for kind, module in zip(kinds, modules, strict=True)}
+    kinds, found, mask_offset = module_kinds(folder)
     name = model_name(source)
-    found, mask_offset = st_pooling(paths["Pooling"]) if "Pooling" in paths else None, None
-    if TEMPLATE_POOLING in [module["type"] for module in modules[1:2]]:
-        kinds[1], found = "Pooling", "mask"
-        mask_offset = _read_json(folder / modules[1]["path"] / "config.json")["mask_offset"]
     if pooling is not None and pooling != found:
         raise ValueError(f"pooling must be left out or {found!r}, what {name!r} was trained with, got {pooling!r}")
     settings_file = folder / "config_sentence_transformers.json"
-    settings = _read_json(settings_file) if settings_file.is_file() else {}
+    settings = read_json(settings_file) if settings_file.is_file() else {}
     ours = (
         kinds[:2] == ["Transformer", "Pooling"]
         and set(kinds[2:]) <= {"Dense", "Normalize"}
-        and modules[0]["path"] == ""
+        and read_json(folder / "modules.json")[0]["path"] == ""
         and found in ("cls", "mean", "lasttoken", "mask")
         and not settings.get("default_prompt_name")
     )
     if not ours:
         return _with_sentence_transformers(source, kinds, found, batch_size, max_length)
     bert_file = folder / "sentence_bert_config.json"
-    bert = _read_json(bert_file) if bert_file.is_file() else {}
+    bert = read_json(bert_file) if bert_file.is_file() else {}
     tokenizer = load_pretrained(AutoTokenizer, source)
-    tail = zip(kinds[2:], modules[2:], strict=True)
-    layers = [load_dense(folder / module["path"]) if kind == "Dense" else Normalize() for kind, module in tail]
     assert found is not None
-    model = PooledBackbone(load_backbone(source), found, mask_offset, head=nn.Sequential(*layers))
+    model = PooledBackbone(load_backbone(source), found, mask_offset, head=load_head(folder))
     if max_length is None and bert.get("max_seq_length"):
         max_length = min(bert["max_seq_length"], length_limit(model, tokenizer))
     encoder = TextEncoder(
@@ -338,6 +353,8 @@ def load_encoder(
       sentence-transformers is needed only for modules beyond Transformer, Pooling (cls, mean, last token, a
       template's mask token), Dense and Normalize;
     - a csekit training checkpoint (or a folder whose ``training/`` is one): pooling and template from its config;
+    - an ONNX export (a folder with ``onnx/model.onnx`` and no other weights, or the path of an ``.onnx`` file): run by
+      onnxruntime, on CPU;
     - any other encoder: ``pooling`` is required. It is not guessed: the wrong pooler costs BERT-base SimCSE 20 points.
 
     Arguments:
@@ -350,6 +367,12 @@ def load_encoder(
         ValueError: ``pooling`` is missing, not allowed, or not what the checkpoint was trained with.
         ImportError: the modules need sentence-transformers, which is not installed.
     """
+    from csekit.evaluation.onnx_encoder import ONNXEncoder, onnx_file
+
+    if (graph := onnx_file(path_or_id)) is not None:
+        if pooling is not None or prompt_template is not None:
+            raise ValueError("pooling and prompt_template must be left out for an ONNX export: its files say them")
+        return ONNXEncoder(graph, max_length, batch_size)
     source: str | Path = path_or_id
     folder = metadata_folder(path_or_id)
     if not (folder / "config.json").is_file() and (folder / "training" / "config.json").is_file():

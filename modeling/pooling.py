@@ -29,7 +29,8 @@ def place_of(mask_NL: Tensor, offset: int) -> Tensor:
 
 def at_offset(states_NLH: Tensor, mask_NL: Tensor, offset: int) -> Tensor:
     """The state at ``place_of``, (N, H)."""
-    return states_NLH[torch.arange(len(states_NLH), device=mask_NL.device), place_of(mask_NL, offset)]
+    rows_N = torch.arange(mask_NL.shape[0], device=mask_NL.device)  # len() would fix N where the graph is exported
+    return states_NLH[rows_N, place_of(mask_NL, offset)]
 
 
 def single_offset(pooling: str, mask_offset: int | None = None) -> int | None:

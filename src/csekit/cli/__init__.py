@@ -10,8 +10,10 @@ import csekit
 from .card import card
 from .check import check
 from .compare import compare
+from .convert import convert
 from .encode import encode, merge
 from .evaluate import evaluate
+from .export import export
 from .figures import figures
 from .geometry import geometry
 from .label import label
@@ -32,6 +34,8 @@ main.command("encode")(encode)
 main.command("merge")(merge)
 main.command("card")(card)
 main.command("push")(push)
+main.command("export")(export)
+main.command("convert")(convert)
 
 
 def _version(value: bool) -> None:

@@ -113,8 +113,10 @@ def _load(path: str, arguments: dict[str, Any], whitening: dict[str, Any]) -> "T
 def _run(path: str, encoder: "TextEncoder") -> dict[str, Any]:
     """Which encoder: two results files with an equal ``run`` are of one."""
     from csekit.evaluation import checksum
+    from csekit.evaluation.onnx_encoder import onnx_file
 
-    weights = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []
+    graph = onnx_file(path)
+    weights = [graph] if graph is not None else sorted(Path(path).glob("*.safetensors"))
     return {"encoder": encoder.describe(), "weights": {file.name: checksum(file) for file in weights}}
 
 

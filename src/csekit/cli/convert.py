@@ -1,0 +1,92 @@
+"""``csekit convert``."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import one_line_errors, quiet_transformers
+
+
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(help="pytorch_model.bin, .pt, .safetensors, or a folder with one.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder, laid out like a run's.")],
+    backbone: Annotated[
+        str, typer.Option("--backbone", help="What it was trained from: its config and tokenizer are taken.")
+    ],
+    method: Annotated[
+        str, typer.Option("--method", help="simcse, informin, infocse, diffcse, msse or joint.")
+    ] = "simcse",
+    pooling: Annotated[
+        str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask; the method's own.")
+    ] = None,
+    projector_at_inference: Annotated[
+        bool, typer.Option("--projector_at_inference", help="Embeddings behind the head: supervised SimCSE.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A field of the config, NAME=VALUE; again for more.")
+    ] = None,
+    allow_unknown: Annotated[
+        bool, typer.Option("--allow_unknown", help="Leave keys behind whose purpose is not known.")
+    ] = False,
+) -> None:
+    """Make a model of the state dict that SimCSE's, DiffCSE's, InfoCSE's or InforMin-CL's own code saved."""
+    with one_line_errors():
+        quiet_transformers()
+        from csekit.evaluation.export import check_output
+        from csekit.modeling.conversion import convert_checkpoint
+
+        check_output(output, overwrite=False)
+        fields = _fields(settings or [], method)
+        given = {"pooling": pooling, "projector_at_inference": projector_at_inference or None}
+        fields |= {name: value for name, value in given.items() if value is not None}
+        model, report = convert_checkpoint(checkpoint, backbone, method, allow_unknown, **fields)
+        loadable = _write(model, report, output, checkpoint, backbone)
+        typer.echo("\n".join([*_report(report), f"written: {output}, {loadable}"]))
+
+
+def _fields(settings: list[str], method: str) -> dict[str, Any]:
+    """NAME=VALUE pairs, each value as its field's type."""
+    from csekit.trainers.run_arguments import method_fields
+
+    types, fields = method_fields(method), {}
+    for setting in settings:
+        name, sign, value = setting.partition("=")
+        if not sign or name not in types:
+            raise ValueError(f"--set wants NAME=VALUE of a field of {method!r}, got {setting!r}")
+        kind = types[name]
+        fields[name] = value.lower() in ("true", "1") if kind is bool else kind(value)
+    return fields
+
+
+def _write(model: Any, report: Any, output: Path, checkpoint: Path, backbone: str) -> str:
+    """Training checkpoint, export where the pooling has a form for it, and ``conversion.json``, all or nothing."""
+    from transformers import AutoTokenizer
+
+    from csekit.evaluation.export import whole_folder
+    from csekit.modeling.export import EXPORTABLE_POOLINGS
+
+    tokenizer = AutoTokenizer.from_pretrained(backbone)
+    native = model.config.pooling in EXPORTABLE_POOLINGS
+    with whole_folder(output) as new:
+        model.save_pretrained(new / "training")
+        tokenizer.save_pretrained(new / "training")
+        if native:
+            model.export(new, tokenizer)
+        record = {"source": checkpoint.name, "backbone": Path(backbone).name, **vars(report)}
+        (new / "conversion.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    if native:
+        return "the encoder at its root, the training checkpoint in training/"
+    return f"training/ alone: sentence-transformers has no pooling {model.config.pooling!r}"
+
+
+def _report(report: Any) -> list[str]:
+    lines = [f"{len(report.taken)} keys taken"]
+    for reason, names in report.dropped.items():
+        lines.append(f"{len(names)} dropped, {reason}: {names[0]}{', …' if len(names) > 1 else ''}")
+    if report.unknown:
+        lines.append(f"{len(report.unknown)} left behind, of unknown purpose: {', '.join(report.unknown)}")
+    if report.left_out:
+        lines.append(f"objectives left out, since their weights are not there: {', '.join(report.left_out)}")
+    return lines

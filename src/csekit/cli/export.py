@@ -1,0 +1,79 @@
+"""``csekit export``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import one_line_errors, quiet_transformers
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="A run, a training checkpoint, any encoder's folder, or a Hub name.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder.")],
+    format: Annotated[str, typer.Option("--format", help="onnx, or sentence-transformers.")] = "onnx",
+    pooled: Annotated[
+        bool, typer.Option("--pooled", help="onnx: sentence_embedding is an output, beside last_hidden_state.")
+    ] = False,
+    normalize: Annotated[bool, typer.Option("--normalize", help="onnx: it has length 1.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="onnx: a second file of 8 bits.")] = False,
+    opset: Annotated[int, typer.Option("--opset", help="onnx: at least 18.")] = 18,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="sentence-transformers: float32, float16 or bfloat16.")
+    ] = "float32",
+    pooling: Annotated[
+        str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask; for plain encoders.")
+    ] = None,
+    prompt_template: Annotated[
+        str | None, typer.Option("--prompt_template", help="With {sentence} and {mask}; for --pooling mask.")
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option("--data_dir", envvar="CSEKIT_DATA", help="onnx: score every file on its STS-B dev.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+) -> None:
+    """Write an encoder as ONNX, checked against torch, or in another dtype."""
+    loading: dict[str, Any] = {"pooling": pooling, "prompt_template": prompt_template, "overwrite": overwrite}
+    with one_line_errors():
+        if format not in ("onnx", "sentence-transformers"):
+            raise ValueError(f"--format must be onnx or sentence-transformers, got {format!r}")
+        quiet_transformers()
+        if format == "sentence-transformers":
+            from csekit.evaluation import export_sentence_transformer
+
+            if pooled or normalize or int8:
+                raise ValueError("--pooled, --normalize and --int8 are for --format onnx")
+            export_sentence_transformer(model, output, dtype=dtype, **loading)
+            typer.echo(f"written: {output}, {dtype}")
+            return
+        if dtype != "float32":
+            raise ValueError(f"--dtype is for --format sentence-transformers, got {dtype!r}")
+        from csekit.evaluation import export_onnx
+
+        options: dict[str, Any] = {"pooled": pooled, "normalize": normalize, "int8": int8, "opset": opset}
+        record = export_onnx(model, output, **options, dev=_dev(data_dir), **loading)
+        typer.echo("\n".join(_report(output, record)))
+
+
+def _dev(data_dir: str | None) -> Any:
+    from csekit.evaluation.sts_data import load_stsb_dev
+
+    return None if data_dir is None else load_stsb_dev(data_dir)
+
+
+def _report(output: Path, record: dict[str, Any]) -> list[str]:
+    """What was written and how it fares, in lines."""
+    lines = [f"written: {output / name}, {info['bytes'] / 1e6:,.1f} MB" for name, info in record["files"].items()]
+    check = record["check"]
+    shapes = ", ".join(f"{rows} × {tokens}" for rows, tokens in check["batches"])
+    lines.append(
+        f"largest difference to torch: {check['largest_difference']:.1e}, {check['allowed']:.0e} allowed "
+        f"(sentences × tokens: {shapes})"
+    )
+    if "int8" in record:
+        lines.append(f"int8: least cosine to torch {record['int8']['least_cosine']:.4f}")
+    if "stsb" in record:
+        scores = record["stsb"]["spearman"]
+        told = [f"{name} {value:.2f} ({value - scores['torch']:+.2f})" for name, value in scores.items()]
+        lines.append(f"STS-B dev, Spearman × 100: {', '.join(told).replace(' (+0.00)', '', 1)}")
+    return lines

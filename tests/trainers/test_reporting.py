@@ -1,0 +1,41 @@
+"""What ``report_to`` writes, read back from the trackers' own files."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_tensorboard_gets_every_term_under_its_own_name(
+    small_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    options: dict[str, Any] = {"method": "diffcse", "fields": {"reconstruction_weight": 0.4, "mlm_weight": 0.1}}
+    trainer = small_run(tmp_path / "run", dev=True, max_steps=4, report_to="tensorboard", geometry=True, **options)
+    trainer.train()
+    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    tags = set(events.Tags()["scalars"])
+    terms = {f"train/loss/{name}" for name in ("contrastive", "rtd", "reconstruction", "mlm")}
+    metrics = {"train/metrics/rtd_accuracy_replaced", "train/metrics/positive_cosine", "train/geometry/uniformity"}
+    assert terms | metrics | {"train/loss", "train/learning_rate", "eval/dev_spearman"} <= tags, sorted(tags)
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["step"] for entry in logged] == [2, 4]
+    for tag in terms:
+        written = [(event.step, event.value) for event in events.Scalars(tag)]
+        wanted = [(entry["step"], pytest.approx(entry[tag.removeprefix("train/")], rel=1e-6)) for entry in logged]
+        assert written == wanted, tag
+
+
+def test_trackio_keeps_them_in_a_local_file(small_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
+    trackio = pytest.importorskip("trackio", reason="needs trackio")
+    options = {"report_to": "trackio", "project": "csekit-test", "run_name": "tiny", "method": "informin"}
+    small_run(tmp_path / "run", max_steps=4, **options).train()
+    with sqlite3.connect(Path(trackio.utils.TRACKIO_DIR) / "csekit-test.db") as database:
+        rows = database.execute("select step, metrics from metrics").fetchall()
+    kept = "\n".join(str(metrics) for _, metrics in rows)
+    assert "loss/contrastive" in kept and "loss/reconstruction" in kept, kept[:500]
