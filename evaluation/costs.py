@@ -244,6 +244,34 @@ def collator_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[lis
     return caption, ["", "reading", "tokenising", "the rest", "whole step", "share of the batch's making"], body
 
 
+def selection_cost_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: the share of a training that the scores of its evaluations take.
+
+    Arguments:
+        results: content of ``results/benchmarks/selection-NAME.json``.
+    """
+    run, rows = results["run"], results["rows"]
+    titles = {
+        "dev": f"STS-B dev, {run['pairs']:,} pairs",
+        "dev_bf16": f"STS-B dev, {run['pairs']:,} pairs, bf16",
+        "label_free": f"label-free criteria, {run['samples']} sentences",
+    }
+    body = []
+    for name, title in titles.items():
+        steps = rows[name]["steps"]
+        share = 100 * steps / (run["eval_steps"] + steps)
+        body.append([title, f"{rows[name]['seconds']:.1f}", f"{steps:.1f}", f"{share:.1f} %"])
+    where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
+    clock = "" if run["device"] == "cuda" else " of CPU time"
+    caption = (
+        f"An evaluation beside SimCSE's steps over {run['batch_size']} sentences of at most {run['max_seq_length']} "
+        f"tokens of {run['corpus']}, backbone {run['backbone']}, {run['precision']} steps, {where}; seconds{clock}: "
+        f"median of {run['repetitions']} turns; share of the training with an evaluation every {run['eval_steps']} "
+        "steps, each by itself."
+    )
+    return caption, ["", "s", "in steps", "share"], body
+
+
 def scaling_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     """Caption, head and rows: the time of a step, and until the first one is done, by what makes it grow.
 

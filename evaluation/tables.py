@@ -8,8 +8,8 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
 (``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), ``FOLDER/FILE`` for the file of
 a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``,
-``encode-memory``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``: see ``csekit.evaluation.costs``; ``speed``: see
-``csekit.evaluation.retrieval_tables``),
+``encode-memory``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see
+``csekit.evaluation.costs``; ``speed``: see ``csekit.evaluation.retrieval_tables``),
 ``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, or
 ``evaluation/TABLE`` for those that ``csekit eval`` wrote (see ``csekit.evaluation.score_tables``). An ablation table
 stands in the plan's ``tables``::
@@ -45,6 +45,7 @@ from csekit.evaluation.costs import (
     peers_table,
     roofline_table,
     scaling_table,
+    selection_cost_table,
 )
 from csekit.evaluation.curves import curves_table
 from csekit.evaluation.geometry_tables import clustering_table, geometry_table
@@ -66,6 +67,7 @@ _BENCHMARKS = {
     "speed": ("evaluation.py", speed_table),
     "benchmarks/encode": ("encode.py", encoding_table),
     "benchmarks/scaling": ("scaling.py", scaling_table),
+    "benchmarks/selection": ("selection.py", selection_cost_table),
     "encode-memory": ("encode_memory.py", encode_memory_table),
     "memory": ("memory.py", memory_table),
     "corpus": ("corpus.py", corpus_table),

@@ -59,6 +59,8 @@ class CSEModel(EncoderWrapper):
     config: CSEConfig
     #: In training, how many rows the networks see at once (see ``gradient_cache.py``).
     chunks: Chunks = WHOLE_BATCH
+    #: Whether inference returns the last hidden states. Without them the last layer computes what is pooled alone.
+    returns_states: bool = True
 
     def __init__(self, config: CSEConfig, backbone: PreTrainedModel | None = None) -> None:
         from .registry import OBJECTIVES
@@ -211,7 +213,10 @@ class CSEModel(EncoderWrapper):
 
     def embed(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> SentenceEmbeddingOutput:
         """The embeddings of inference: the pooled state, projected where ``projector_at_inference``."""
-        h, last_hidden_state = self.pooled_and_last(input_ids_NL, attention_mask_NL)
+        if self.returns_states:
+            h, last_hidden_state = self.pooled_and_last(input_ids_NL, attention_mask_NL)
+        else:
+            h, last_hidden_state = self.pooled(input_ids_NL, attention_mask_NL), None
         embedding = self.projector(h) if self.config.projector_at_inference else h
         return SentenceEmbeddingOutput(sentence_embedding=embedding, last_hidden_state=last_hidden_state)
 
