@@ -47,8 +47,9 @@ def note_batch(batch: Mapping[str, Any]) -> dict[str, Any]:
 def split_rows(tensor: Tensor, size: int) -> list[Tensor]:
     """The tensor in parts of ``size`` rows."""
     counts, parts = counts_of(tensor), list(tensor.split(size))
-    for number, part in enumerate(parts if counts is not None else ()):
-        setattr(part, _NOTE, counts[number * size : (number + 1) * size])
+    if counts is not None:
+        for number, part in enumerate(parts):
+            setattr(part, _NOTE, counts[number * size : (number + 1) * size])
     return parts
 
 
