@@ -16,6 +16,7 @@ import re
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
@@ -93,14 +94,14 @@ def measure(stage: str, model_name: str, path: Path, batches: int, batch_size: i
     return {stage: start.row(), "batches": taking.row()}
 
 
-def serve(pipe: Any, *arguments: Any) -> None:
-    pipe.send(measure(*arguments))
+def serve(pipe: Any, function: Callable[..., Any], *arguments: Any) -> None:
+    pipe.send(function(*arguments))
 
 
-def in_own_process(*arguments: Any) -> dict[str, Any]:
+def in_own_process(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, *arguments))
+    process = context.Process(target=serve, args=(theirs, function, *arguments))
     process.start()
     theirs.close()
     try:
@@ -134,7 +135,7 @@ def main(argv: list[str] | None = None) -> None:
             write_corpus(args.train_file, path, lines)
             found = {}
             for stage in ("first_start", "later_start"):
-                found |= in_own_process(stage, args.model_name_or_path, path, args.batches, args.batch_size)
+                found |= in_own_process(measure, stage, args.model_name_or_path, path, args.batches, args.batch_size)
             rows.append({"lines": lines, "bytes": path.stat().st_size, **found})
         print(f"{lines:>12,} lines: " + ", ".join(f"{k} {v['private'] / 2**20:.0f} MiB" for k, v in found.items()))
         run = {"benchmark": "corpus", "backbone": Path(args.model_name_or_path).name, "corpus": args.train_file.name}

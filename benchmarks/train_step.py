@@ -57,8 +57,14 @@ class Setting:
 Step = Callable[[list[dict[str, Any]]], None]
 
 
-def csekit_step(setting: Setting, method: str, fields: dict[str, Any], cache_chunk_size: int = 0) -> Step:
-    """A method's step, as ``CSETrainer`` takes it."""
+def csekit_step(
+    setting: Setting,
+    method: str,
+    fields: dict[str, Any],
+    cache_chunk_size: int = 0,
+    wrap: Callable[[Any], Any] = lambda model: model,
+) -> Step:
+    """A method's step, as ``CSETrainer`` takes it; ``wrap`` gives what is called instead of the model."""
     model = METHODS[method].from_backbone(setting.backbone, **fields).to(setting.device).train()
     cache_gradients(model, cache_chunk_size)
     tokenizer = AutoTokenizer.from_pretrained(setting.backbone)
@@ -66,13 +72,14 @@ def csekit_step(setting: Setting, method: str, fields: dict[str, Any], cache_chu
     clipped: dict[str, list[Any]] = {}
     for group in model.parameter_groups():
         clipped.setdefault(group.get("clip_group", "encoder"), []).extend(group["params"])
+    network = wrap(model)
     optimizer = torch.optim.AdamW([p for group in clipped.values() for p in group], lr=LEARNING_RATE, fused=True)
 
     def step(rows: list[dict[str, Any]]) -> None:
         batch = {name: v.to(setting.device) if torch.is_tensor(v) else v for name, v in collator(rows).items()}
         batch.pop("index")
         with torch.autocast(setting.device, torch.bfloat16, enabled=setting.precision == "bf16"):
-            loss = model(**batch).loss
+            loss = network(**batch).loss
         loss.backward()
         for group in clipped.values():
             torch.nn.utils.clip_grad_norm_(group, MAX_GRAD_NORM)
@@ -206,14 +213,16 @@ def read_batches(path: str, size: int, count: int) -> tuple[str, list[list[dict[
     return corpus.name, [dataset.__getitems__(range(i % whole * size, (i % whole + 1) * size)) for i in range(count)]
 
 
-def parse_setting(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+def parse_setting(
+    parser: argparse.ArgumentParser, argv: list[str] | None, repetitions: int = 20, warmup: int = 3
+) -> argparse.Namespace:
     """The parsed arguments, with those of a :class:`Setting` and how often to measure."""
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--max_seq_length", type=int, default=32)
-    parser.add_argument("--repetitions", type=int, default=20, help="measured rounds")
-    parser.add_argument("--warmup", type=int, default=3, help="rounds before them")
+    parser.add_argument("--repetitions", type=int, default=repetitions, help="measured rounds")
+    parser.add_argument("--warmup", type=int, default=warmup, help="rounds before them")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads of each process")
     args = parser.parse_args(argv)
     for name in ("batch_size", "repetitions", "threads"):

@@ -244,6 +244,65 @@ def collator_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[lis
     return caption, ["", "reading", "tokenising", "the rest", "whole step", "share of the batch's making"], body
 
 
+def selection_cost_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: the share of a training that the scores of its evaluations take.
+
+    Arguments:
+        results: content of ``results/benchmarks/selection-NAME.json``.
+    """
+    run, rows = results["run"], results["rows"]
+    titles = {
+        "dev": f"STS-B dev, {run['pairs']:,} pairs",
+        "dev_bf16": f"STS-B dev, {run['pairs']:,} pairs, bf16",
+        "label_free": f"label-free criteria, {run['samples']} sentences",
+    }
+    body = []
+    for name, title in titles.items():
+        steps = rows[name]["steps"]
+        share = 100 * steps / (run["eval_steps"] + steps)
+        body.append([title, f"{rows[name]['seconds']:.1f}", f"{steps:.1f}", f"{share:.1f} %"])
+    where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
+    clock = "" if run["device"] == "cuda" else " of CPU time"
+    caption = (
+        f"An evaluation beside SimCSE's steps over {run['batch_size']} sentences of at most {run['max_seq_length']} "
+        f"tokens of {run['corpus']}, backbone {run['backbone']}, {run['precision']} steps, {where}; seconds{clock}: "
+        f"median of {run['repetitions']} turns; share of the training with an evaluation every {run['eval_steps']} "
+        "steps, each by itself."
+    )
+    return caption, ["", "s", "in steps", "share"], body
+
+
+def scaling_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: the time of a step, and until the first one is done, by what makes it grow.
+
+    Arguments:
+        results: content of ``results/benchmarks/scaling-NAME.json``.
+    """
+    run, rows = results["run"], results["rows"]
+    started = any("first_start" in row for row in rows)
+    body = []
+    for row in rows:
+        cells = [row["title"], f"{1000 * row['seconds']:.0f}", f"{row['ratio']:.2f} ×"]
+        cells.append(f"{row['sentences'] / row['seconds']:,.0f}")
+        for stage in ("first_start", "later_start") if started else ():
+            cells.append(f"{row[stage]:.1f}" if stage in row else "")
+        body.append(cells)
+    head = ["", "ms a step", "time", "sentences/s", *(["first start, s", "later start, s"] if started else [])]
+    where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
+    caption = (
+        f"SimCSE's step, backbone {run['backbone']}, {run['precision']}, {where}; {run['batch_size']} sentences of at "
+        f"most {run['max_seq_length']} tokens of {run['corpus']} unless the row says otherwise: median of "
+        f"{run['repetitions']} steps, taken in turn within a part; time: beside the part's first row, median within "
+        "the turns."
+    )
+    if started:
+        caption += (
+            " Start: from nothing read to the end of the first step, with an empty cache and with a filled one; the "
+            "corpus's steps are the three after it, not in turn."
+        )
+    return caption, head, body
+
+
 def _ratio(row: Mapping[str, Any], base: Mapping[str, Any], name: str) -> str:
     return f"{row[name] / base[name]:.2f} ×" if base.get(name) else _MISSING
 

@@ -7,8 +7,9 @@ stale.
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
 (``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), ``FOLDER/FILE`` for the file of
-a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``benchmarks``,
-``encode-memory``: see ``csekit.evaluation.costs``; ``speed``: see ``csekit.evaluation.retrieval_tables``),
+a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``,
+``encode-memory``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see
+``csekit.evaluation.costs``; ``speed``: see ``csekit.evaluation.retrieval_tables``),
 ``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, or
 ``evaluation/TABLE`` for those that ``csekit eval`` wrote (see ``csekit.evaluation.score_tables``). An ablation table
 stands in the plan's ``tables``::
@@ -43,6 +44,8 @@ from csekit.evaluation.costs import (
     parameters_table,
     peers_table,
     roofline_table,
+    scaling_table,
+    selection_cost_table,
 )
 from csekit.evaluation.curves import curves_table
 from csekit.evaluation.geometry_tables import clustering_table, geometry_table
@@ -62,7 +65,9 @@ _BENCHMARKS = {
     "peers": ("train_step.py --rows benchmarks/peers.yaml", peers_table),
     "roofline": ("roofline.py", roofline_table),
     "speed": ("evaluation.py", speed_table),
-    "benchmarks": ("encode.py", encoding_table),
+    "benchmarks/encode": ("encode.py", encoding_table),
+    "benchmarks/scaling": ("scaling.py", scaling_table),
+    "benchmarks/selection": ("selection.py", selection_cost_table),
     "encode-memory": ("encode_memory.py", encode_memory_table),
     "memory": ("memory.py", memory_table),
     "corpus": ("corpus.py", corpus_table),
@@ -173,8 +178,9 @@ def render(name: str, results_dir: Path) -> str:
             raise TableError(
                 f"table:{name}: {error} (run csekit eval --output {results_dir / plan}/NAME.json)"
             ) from None
-    if plan in _BENCHMARKS:
-        script, make = _BENCHMARKS[plan]
+    kind = f"{plan}/{table.partition('-')[0]}" if plan == "benchmarks" else plan
+    if kind in _BENCHMARKS:
+        script, make = _BENCHMARKS[kind]
         path = results_dir / plan / f"{table}.json"
         if not path.is_file():
             raise TableError(f"table:{name} needs {path}, which does not exist (run benchmarks/{script} first)")

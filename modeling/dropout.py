@@ -12,7 +12,10 @@ _LANES = 1 << 16
 
 def dropout(states: Tensor, p: float) -> Tensor:
     """Each element zero with probability ``p``, rounded to a multiple of 2⁻¹⁶, and otherwise divided by the
-    probability to stay. Drawn from torch's global generator of the CPU."""
+    probability to stay. Drawn from torch's global generator of the CPU. In a graph that is compiled torch's own: it
+    knows no drawing of integers."""
+    if torch.compiler.is_compiling():
+        return nn.functional.dropout(states, p)
     dropped = round(p * _LANES)
     count = states.numel()
     numbers = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)

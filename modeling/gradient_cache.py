@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .row_counts import split_rows
+
 
 @dataclass(frozen=True)
 class Chunks:
@@ -45,7 +47,7 @@ class Chunks:
         count = len(rows[0])
         if not 0 < self.size < count:
             return function(*rows, *places)
-        parts = list(zip(*(tensor.split(self.size) for tensor in rows), strict=True))
+        parts = list(zip(*(split_rows(tensor, self.size) for tensor in rows), strict=True))
         if places:
             parts = [(*part, *own) for part, own in zip(parts, self._places(rows[0], places), strict=True)]
         found = [self._chunk(function, part) for part in parts]

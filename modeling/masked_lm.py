@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .distributed import token_mean
 from .objectives import Encode, MaskingSpec, Objective, ObjectiveConfig, Views
+from .row_counts import first_rows
 from .vocabulary_loss import vocabulary_cross_entropy
 
 logger = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class MaskedLM(Objective):
             masked_MH = encode(ids_NL, mask_NL).flatten(0, 1).index_select(0, positions_M)
             return self.head(masked_MH, labels_M, encode.word_embeddings)
 
-        rows = (input_ids, views.attention_mask[: len(input_ids)])
+        rows = (input_ids, first_rows(views.attention_mask, len(input_ids)))
         losses, correct = encode.chunks(predict, rows, (positions, labels))
         loss, accuracy = (token_mean(each.sum(), len(labels)) for each in (losses, correct.float()))
         return {"mlm": self.config.weight * loss}, {"mlm_accuracy": accuracy}

@@ -33,6 +33,7 @@ from .objectives import Encode, MaskingSpec, Objective, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .pooling import NEEDS_HIDDEN_STATES, place_of, pool, single_offset
 from .projectors import build_projector
+from .row_counts import note_batch, note_counts
 from .tokenization import sentence_frame
 from .unpadding import pack_batches, run_encoder
 
@@ -50,12 +51,16 @@ class CSEModel(EncoderWrapper):
     - (B, 3, L): training on triplets, the third column is the hard negative;
 
     in training together with the masked copies that ``batch_specs`` asks for (see ``MaskingSpec`` for their keys).
+    ``token_counts`` (B, C), an array or lists on the host, and those of copies spare a GPU's host the wait for the
+    numbers of real tokens (see ``row_counts.py``).
     """
 
     config_class = CSEConfig
     config: CSEConfig
     #: In training, how many rows the networks see at once (see ``gradient_cache.py``).
     chunks: Chunks = WHOLE_BATCH
+    #: Whether inference returns the last hidden states. Without them the last layer computes what is pooled alone.
+    returns_states: bool = True
 
     def __init__(self, config: CSEConfig, backbone: PreTrainedModel | None = None) -> None:
         from .registry import OBJECTIVES
@@ -168,13 +173,14 @@ class CSEModel(EncoderWrapper):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         return_loss: bool | None = None,
-        **copies: Tensor,
+        token_counts: Any = None,
+        **copies: Any,
     ) -> SentenceEmbeddingOutput | ContrastiveOutput:
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
         if input_ids.dim() == 2:
             return self.embed(input_ids, attention_mask)
-        views = self.encode_views(input_ids, attention_mask)
+        views, copies = self.encode_views(input_ids, attention_mask, token_counts), note_batch(copies)
         terms, metrics = self.contrast(views)
         words = cast(Tensor, self.backbone.get_input_embeddings().weight)
         encode = Encode(self.backbone, words, self.project, self.config.temperature, self.chunks)
@@ -207,7 +213,10 @@ class CSEModel(EncoderWrapper):
 
     def embed(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> SentenceEmbeddingOutput:
         """The embeddings of inference: the pooled state, projected where ``projector_at_inference``."""
-        h, last_hidden_state = self.pooled_and_last(input_ids_NL, attention_mask_NL)
+        if self.returns_states:
+            h, last_hidden_state = self.pooled_and_last(input_ids_NL, attention_mask_NL)
+        else:
+            h, last_hidden_state = self.pooled(input_ids_NL, attention_mask_NL), None
         embedding = self.projector(h) if self.config.projector_at_inference else h
         return SentenceEmbeddingOutput(sentence_embedding=embedding, last_hidden_state=last_hidden_state)
 
@@ -215,12 +224,14 @@ class CSEModel(EncoderWrapper):
         """z (N, H) of texts beside the views; batch statistics are their own."""
         return self.projector(self.pooled_in_chunks(input_ids_NL, attention_mask_NL))
 
-    def encode_views(self, input_ids_BCL: Tensor, attention_mask_BCL: Tensor) -> Views:
+    def encode_views(self, input_ids_BCL: Tensor, attention_mask_BCL: Tensor, token_counts_BC: Any = None) -> Views:
         """All views in one pass, view-major; a single column is encoded twice under dropout."""
         columns = input_ids_BCL.shape[1]
         ids, mask = (x.transpose(0, 1).flatten(0, 1) for x in (input_ids_BCL, attention_mask_BCL))
         if columns == 1:
             ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
+        if token_counts_BC is not None:
+            note_counts(mask, [row[column % columns] for column in range(max(columns, 2)) for row in token_counts_BC])
         h = self.pooled_in_chunks(ids, mask)
         z = self.projector(h)
         views = max(columns, 2)

@@ -19,6 +19,7 @@ from .distributed import token_mean
 from .masked_lm import MaskedLMHead
 from .modeling_cse import CSEModel, build_backbone, load_backbone
 from .objectives import Encode, MaskingSpec, Objective, Views
+from .row_counts import first_rows
 from .unpadding import run_encoder
 
 
@@ -124,7 +125,7 @@ class AuxiliaryMaskedLM(Objective):
         self, views: Views, batch: dict[str, Tensor], encode: Encode
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         ids_NL, positions_M, labels_M = (batch[f"aux_mlm_{key}"] for key in ("input_ids", "positions", "labels"))
-        mask_NL = views.attention_mask[: len(ids_NL)]
+        mask_NL = first_rows(views.attention_mask, len(ids_NL))
         h_NH, weight, scaled = (
             views.h.flatten(0, 1)[: len(ids_NL)],
             self.config.weight,

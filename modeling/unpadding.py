@@ -1,16 +1,17 @@
 """Packed batches: an encoder computes real tokens only, whatever the padding of its input.
 
 The real tokens of all rows are concatenated; every layer but attention sees just them. Attention lays them out again
-as padded rows, since scaled dot-product attention (with dropout) wants those, and packs what it returns. It hangs on
-Transformers' attention interface, so that no family's code is forked.
+as padded rows, since scaled dot-product attention (with dropout) wants those, and packs what it returns. Transformers'
+own flash attention needs no rows: it is told where each begins. Both hang on Transformers' attention interface, so
+that no family's code is forked.
 
 Shape suffixes: N rows, L tokens of the longest, T real tokens of all rows, H hidden size, A heads, D size of a head.
 """
 
 import inspect
 import logging
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,9 +21,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.utils.generic import is_flash_attention_requested
 
 from .dropout import dropout
 from .layers import attention_output, only_at, take_places
+from .row_counts import counts_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +62,25 @@ class Packing:
 
     @classmethod
     def of(cls, attention_mask_NL: Tensor) -> "Packing":
-        mask_NL = attention_mask_NL.bool()
-        return cls(mask_NL, mask_NL.flatten().nonzero().squeeze(1))
+        """Waits for the device unless the mask's counts are noted on it (``row_counts.py``).
+
+        Raises:
+            RuntimeError: the counts are not the mask's; on a GPU only once the device comes to it.
+        """
+        mask_NL, counts = attention_mask_NL.bool(), counts_of(attention_mask_NL)
+        flat = mask_NL.flatten()
+        if counts is None:
+            return cls(mask_NL, flat.nonzero().squeeze(1))
+        torch._assert_async(flat.sum() == sum(counts), "token_counts are not those of attention_mask")
+        return cls(mask_NL, torch.nonzero_static(flat, size=sum(counts)).squeeze(1))
+
+    def boundaries(self) -> dict[str, Any]:
+        """Where rows begin and end, as Transformers' flash attention wants it. The longest is only bounded, by L: its
+        length would have to be read from the device."""
+        ends_N = self.mask_NL.sum(1).cumsum(0)
+        starts = nn.functional.pad(ends_N, (1, 0)).to(torch.int32)
+        L = self.mask_NL.shape[1]
+        return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": L, "max_length_k": L}
 
     @property
     def full(self) -> bool:
@@ -155,19 +175,32 @@ def _first_position(model: nn.Module) -> int:
 def pack_batches(model: nn.Module) -> None:
     """Let every encoder in ``model`` compute real tokens only, where its attention is the default (sdpa) and its
     family dispatches through Transformers' attention interface; the others stay padded, which is said once a family.
+    One with a flash attention stays as it is: ``run_encoder`` packs for it.
 
     The way back is Transformers' own: ``model.backbone.set_attn_implementation("sdpa")``.
     """
     for encoder in model.modules():
         if not isinstance(encoder, PreTrainedModel) or encoder.base_model is not encoder:  # a head around an encoder
             continue
-        if encoder.config._attn_implementation in ("sdpa", "eager") and not _dispatches(encoder):
+        flash = is_flash_attention_requested(encoder.config)
+        if (flash or encoder.config._attn_implementation in ("sdpa", "eager")) and not _dispatches(encoder):
             _say_padded(type(encoder).__name__)
         elif encoder.config._attn_implementation == "sdpa":
             if _packs_exactly(encoder):
                 encoder.set_attn_implementation(PACKED_ATTENTION)
             else:
                 _say_padded(type(encoder).__name__)
+
+
+@contextmanager
+def _attention(encoder: PreTrainedModel, name: str) -> Iterator[None]:
+    """Inside, the encoder has another attention."""
+    before = encoder.config._attn_implementation
+    encoder.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        encoder.config._attn_implementation = before  # what was there need not be checked again
 
 
 @lru_cache
@@ -233,7 +266,8 @@ def run_encoder(
     place_N: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Call an encoder; where its attention is ``PACKED_ATTENTION``, on real tokens only.
+    """Call an encoder; where its attention is ``PACKED_ATTENTION`` or one of Transformers' flash attentions, on real
+    tokens only. Flash attention knows no float32: without autocast the batch is padded and attention sdpa.
 
     Arguments:
         input_ids_NL, inputs_embeds_NLH: one of them.
@@ -246,19 +280,23 @@ def run_encoder(
         packed batch and whatever the encoder gives otherwise. With ``place_N`` the last hidden state is (N, 1, H), and
         the hidden states of the last layer are not to be used.
     """
-    packed = packed and model.config._attn_implementation == PACKED_ATTENTION
+    flash = is_flash_attention_requested(model.config)
+    if flash and next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled(model.device.type):
+        with _attention(model, "sdpa"):
+            rows = (model, attention_mask_NL, input_ids_NL, inputs_embeds_NLH)
+            return run_encoder(*rows, packed=False, place_N=place_N, **kwargs)
+    packed = packed and (_dispatches(model) if flash else model.config._attn_implementation == PACKED_ATTENTION)
     packing = Packing.of(attention_mask_NL) if packed else None
     given = {"input_ids": input_ids_NL, "inputs_embeds": inputs_embeds_NLH}
     inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if packing is None or packing.full:
-        inputs |= {"attention_mask": attention_mask_NL}
+        inputs |= {"attention_mask": None if flash and packing is not None else attention_mask_NL}
         return _call(model, inputs | kwargs, place_N)
     inputs = {name: packing.pack(value).unsqueeze(0) for name, value in inputs.items()}
-    inputs |= {
-        "attention_mask": packing.mask_NL[:, None, None],  # of four dimensions: handed to attention as it is
-        "position_ids": packing.positions(_first_position(model)),
-        "packing": packing,
-    }
+    inputs |= {"position_ids": packing.positions(_first_position(model))}
+    # a mask of four dimensions is handed to attention as it is
+    own = {"attention_mask": packing.mask_NL[:, None, None], "packing": packing}
+    inputs |= {"attention_mask": None, **packing.boundaries()} if flash else own
     output = _call(model, inputs | kwargs, None if place_N is None else packing.places(place_N))
     last = output.last_hidden_state
     output.last_hidden_state = packing.pad(last.squeeze(0)) if place_N is None else last.transpose(0, 1)

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
+from csekit.modeling.row_counts import TOKEN_COUNTS
 from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize
 from csekit.trainers.augmentation import Augmentation, fitting_words
 from csekit.trainers.editing import edited_copy
@@ -69,6 +70,8 @@ class CSECollator:
         Returns:
             - ``input_ids``, ``attention_mask`` (B, C, L) int64. C = 1: the model encodes the sentence twice; 2: a
               pair; 3: a triplet.
+            - ``token_counts`` (B, C) int64, an array, which stays on the host where tensors go to a device: how many
+              tokens are real. Copies with a mask of their own have theirs, ``<name>_token_counts``.
             - ``index`` (B,) int64 sample indices; ``return_loss`` True.
             - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
               ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
@@ -97,6 +100,7 @@ class CSECollator:
         batch: dict[str, Any] = {
             "input_ids": padded["input_ids"].view(C, B, -1).transpose(0, 1).contiguous(),
             "attention_mask": padded["attention_mask"].view(C, B, -1).transpose(0, 1).contiguous(),
+            TOKEN_COUNTS: np.array([len(row) for row in tokens.input_ids[: C * B]]).reshape(C, B).T,
             "index": torch.from_numpy(index_B),
             "return_loss": True,
         }
@@ -113,6 +117,8 @@ class CSECollator:
                 else:
                     named = self._copies(name, spec, own, index_B, epoch)
                 batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
+                if "attention_mask" in named:
+                    batch[f"{name}_{TOKEN_COUNTS}"] = named["attention_mask"].sum(1)
         return batch
 
     def _positives(self, rows: Sequence[Mapping[str, Any]], C: int) -> list[str]:

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import DynamoBackend
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -19,6 +20,7 @@ from csekit.evaluation.sts import EmbeddedPairs, score_pairs
 from csekit.evaluation.transfer import evaluate_transfer
 from csekit.evaluation.transfer_data import TransferTask
 from csekit.modeling import CSEModel
+from csekit.modeling.compilation import compile_layers
 from csekit.modeling.configuration_cse import dropout_fields
 from csekit.modeling.distributed import world_size
 from csekit.modeling.export import check_exportable
@@ -60,7 +62,8 @@ class CSETrainer(HubTrainer):
     Raises:
         ValueError: a combination that cannot work, before any step: a single column without dropout, an augmentation
             of pairs, a batch of one row, several GPUs in one process, an unknown ``metric_for_best_model``, an
-            objective that cannot be computed in chunks where ``cache_chunk_size`` asks for them.
+            objective that cannot be computed in chunks where ``cache_chunk_size`` asks for them, an encoder without
+            a list of layers where ``torch_compile`` asks for them.
     """
 
     args: CSETrainingArguments
@@ -103,6 +106,9 @@ class CSETrainer(HubTrainer):
             callbacks=[*kwargs.pop("callbacks", ()), *geometry],
             **kwargs,
         )
+        if args.torch_compile:
+            self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # it would compile the whole model
+            compile_layers(self.model, str(args.torch_compile_backend), args.torch_compile_mode)
         if isinstance(corpus.dataset, StreamingSentenceDataset):
             corpus.dataset.repeat = True  # the Trainer takes a stream for one epoch of max_steps
             corpus.dataset.block_size = args.train_batch_size * args.world_size
@@ -172,7 +178,8 @@ class CSETrainer(HubTrainer):
         """
         if self._window and self.is_in_train:
             self._checked_window()
-        scores: list[dict[str, float] | None] = [self.dev_scores() if self.args.process_index == 0 else None]
+        with torch.compiler.set_stance("force_eager") if self.args.torch_compile else nullcontext():
+            scores: list[dict[str, float] | None] = [self.dev_scores() if self.args.process_index == 0 else None]
         if world_size() > 1:
             dist.broadcast_object_list(scores, src=0)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in (scores[0] or {}).items()}
@@ -184,7 +191,7 @@ class CSETrainer(HubTrainer):
         """The scores of :meth:`evaluate` without prefix, computed in this process."""
         scores: dict[str, float] = {}
         if self.dev is not None:
-            self.embedded_dev = EmbeddedPairs(self.embed, [self.dev])
+            self.embedded_dev = EmbeddedPairs(self._embed_dev, [self.dev])
             scores[f"{self.dev.name}_spearman"] = score_pairs(self.embedded_dev, self.dev)["spearman"]
         if self.transfer:
             tasks = evaluate_transfer(self.embed, self.transfer, mode="dev").tasks
@@ -199,8 +206,15 @@ class CSETrainer(HubTrainer):
     def embed(self, texts: list[str]) -> Any:
         """Embeddings of the model as it is, (N, H) numpy; sentences up to the encoder's own limit. Computed in the
         weights' own precision whatever that of training is: the scores are those of the exported encoder."""
-        with without_autocast(self.model):
-            return encode(self.model, self.tokenizer, texts, prompt_template=self.model.config.prompt_template)
+        return self._embed(texts, "fp32")
+
+    def _embed_dev(self, texts: list[str]) -> Any:
+        return self._embed(texts, "bf16" if self.args.bf16_full_eval else "fp32")
+
+    def _embed(self, texts: list[str], precision: str) -> Any:
+        template = self.model.config.prompt_template
+        with without_autocast(self.model), embeddings_alone(self.model):
+            return encode(self.model, self.tokenizer, texts, prompt_template=template, precision=precision)
 
     def _dropout_views(self) -> tuple[Any, Any]:
         """Two dropout views of the sample's embeddings, by a fixed seed, (n, H) numpy each."""
@@ -233,6 +247,16 @@ class CSETrainer(HubTrainer):
         from .runs import trainer_results  # which imports this module
 
         return trainer_results(self)
+
+
+@contextmanager
+def embeddings_alone(model: CSEModel) -> Iterator[None]:
+    """Inside, inference computes no state that is not pooled."""
+    model.returns_states = False
+    try:
+        yield
+    finally:
+        model.returns_states = True
 
 
 @contextmanager

@@ -60,9 +60,9 @@ def test_a_corpus_is_read_twice_and_made_into_batches(
 ) -> None:
     module, seen = script("corpus"), []
 
-    def here(stage: str, model: str, path: Path, *rest: Any) -> dict[str, Any]:
+    def here(function: Any, stage: str, model: str, path: Path, *rest: Any) -> dict[str, Any]:
         seen[:] = path.read_text().splitlines()
-        return module.measure(stage, model, path, *rest)
+        return function(stage, model, path, *rest)
 
     monkeypatch.setattr(module, "in_own_process", here)
     output = tmp_path / "corpus" / "tiny.json"

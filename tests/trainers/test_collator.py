@@ -79,7 +79,8 @@ def test_one_column(tokenizer, sentences):
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (B, 1, 16)
     assert batch["input_ids"].dtype == batch["attention_mask"].dtype == batch["index"].dtype == torch.int64
     assert batch["index"].tolist() == list(range(100, 100 + B)) and batch["return_loss"] is True
-    assert set(batch) == {"input_ids", "attention_mask", "index", "return_loss"}
+    assert set(batch) == {"input_ids", "attention_mask", "token_counts", "index", "return_loss"}
+    assert batch["token_counts"].tolist() == batch["attention_mask"].sum(2).tolist()
     own = tokenizer(sentences, truncation=True, max_length=16, padding=True, return_tensors="pt")
     assert (batch["input_ids"][:, 0] == own["input_ids"]).all()
 

@@ -234,7 +234,16 @@ def test_the_scores_of_a_bf16_run_are_those_of_its_encoder_in_fp32(small_run: Sm
     trainer = small_run(tmp_path / "run", bf16=True)
     trainer.train()
     texts = ["the man plays guitar", "a red ball"]
+    seen: list[torch.Size] = []
+    last = trainer.model.backbone.encoder.layer[-1].output
+    last.register_forward_hook(lambda *call: seen.append(call[2].shape[:2]))
     embeddings = trainer.embed(texts)
+    assert sum(shape.numel() for shape in seen) == len(texts)  # the last layer computes [CLS] alone
+    assert trainer.model.returns_states
+    trainer.args.bf16_full_eval = True
+    assert np.array_equal(trainer.embed(texts), embeddings)  # that is for the dev set
+    half = trainer._embed_dev(texts)
+    assert 0 < np.abs(half - embeddings).max() < 0.1
     batch = trainer.tokenizer(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
         states = trainer.model.eval().backbone(batch["input_ids"], batch["attention_mask"]).last_hidden_state[:, 0]

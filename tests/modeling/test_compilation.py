@@ -1,0 +1,87 @@
+"""Compiled layers: the values and gradients of those that are not, and no compiling anew for other lengths."""
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from csekit.modeling import CSEModel, SimCSEModel
+from csekit.modeling.compilation import compile_layers
+from csekit.modeling.dropout import LanesDropout
+from csekit.modeling.gradient_cache import Chunks
+
+LENGTHS = [9, 5, 12, 7, 10, 4]
+
+
+@pytest.fixture(autouse=True)
+def afresh():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def step(model, batch):
+    loss = model(**batch, return_loss=True).loss
+    loss.backward()
+    return loss.detach()
+
+
+def same_step(model, twin, batch):
+    losses = step(model, batch), step(twin, batch)
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
+    for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), name
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("name", ["bert", pytest.param("modernbert", marks=pytest.mark.slow)])
+def test_batches_of_all_lengths_share_their_graphs(name, checkpoint, make_batch, encoder_config):
+    model = SimCSEModel.from_backbone(checkpoint(name), dropout=0.0).train()
+    names, twin, graphs = list(model.state_dict()), copy.deepcopy(model), []
+    layers = model.config.encoder_config.num_hidden_layers
+    assert compile_layers(model, backend="aot_eager") == layers - (name == "bert")
+    assert list(model.state_dict()) == names
+    for rows, length in enumerate(LENGTHS, 4):
+        same_step(model, twin, make_batch(rows, 1, length, encoder_config(name).pad_token_id, seed=length))
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[2:] == graphs[2:3] * 4  # the first batches know rows within ModernBERT's window and longer ones
+    assert name != "bert" or graphs[-1] == 1
+    assert not counters["graph_break"] and not counters["unimplemented"]
+
+
+def test_objectives_and_chunks(checkpoint, batch_of):
+    fields = {"rtd_weight": 0.7, "rtd_edit_sampling": "argmax", "mlm_weight": 0.1}
+    model = CSEModel.from_backbone(checkpoint("bert"), dropout=0.0, **fields).train()
+    twin = copy.deepcopy(model)
+    assert compile_layers(model, backend="eager") == 2
+    same_step(model, twin, batch_of(model))
+    model.chunks = twin.chunks = Chunks(3)
+    for each in (model, twin):
+        each.zero_grad()
+    same_step(model, twin, batch_of(model))
+    assert counters["stats"]["unique_graphs"] <= 4
+
+
+def test_dropout_is_in_the_graph(checkpoint, make_batch):
+    """Regression: dropout by integers broke each layer into pieces."""
+    model = SimCSEModel.from_backbone(checkpoint("bert"), dropout=0.1).train()
+    compile_layers(model, backend="eager")
+    losses = []
+    for seed, length in ((0, 9), (1, 9), (0, 9), (0, 7)):
+        torch.manual_seed(seed)
+        losses.append(step(model, make_batch(4, 1, length)))
+    assert losses[0] == losses[2] != losses[1]
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+    layer = LanesDropout(0.3).train()
+    layer.compile(backend="eager", dynamic=True)
+    dropped = layer(torch.ones(500, 200))
+    assert dropped.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert (dropped == 0).float().mean().item() == pytest.approx(0.3, abs=5 * (0.21 / 1e5) ** 0.5)
+
+
+def test_what_has_no_layers_is_refused():
+    with pytest.raises(ValueError, match="torch_compile must be off: Linear has no list of layers"):
+        compile_layers(torch.nn.Linear(2, 2))
