@@ -158,9 +158,10 @@ def scores(results_dir: Path) -> "Figure":
         if (results_dir / plan / "summary.json").is_file():
             for name, experiment in _summary(results_dir, plan)["experiments"].items():
                 seeds = [scores["Avg"] for scores in _by_seed(results_dir / plan / name).values() if "Avg" in scores]
-                average = (experiment.get("test") or {}).get("Avg")
-                if seeds or average:  # an untrained encoder has one score and no seed
-                    found.setdefault(experiment["title"], seeds or [average["mean"]])
+                if not seeds and experiment.get("test"):  # an untrained encoder has one score and no seed
+                    seeds = [experiment["test"]["Avg"]["mean"]]
+                if seeds:
+                    found.setdefault(experiment["title"], seeds)
     if not found:
         raise NoResults(f"{results_dir}: none of {', '.join(EQUAL_TERMS)} has test scores yet")
     return training_figures.score_dots(found, "Avg. of the seven STS sets, Spearman × 100")

@@ -125,7 +125,7 @@ class ReplacedTokenDetectionConfig(ConditionedConfig, EditingConfig):
     weight: float = 0.005
     rtd_positions: str = "real"
     discriminator: str | None = None
-    discriminator_config: dict | None = None
+    discriminator_config: dict[str, Any] | None = None
 
     _allowed: ClassVar[dict[str, tuple[Any, ...]]] = {"rtd_positions": ("real", "all")}
 

@@ -79,7 +79,7 @@ class CSEModel(EncoderWrapper):
     @classmethod
     def from_backbone(
         cls,
-        name_or_path: str | os.PathLike,
+        name_or_path: str | os.PathLike[str],
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         dropout: float | None = None,
@@ -274,7 +274,7 @@ class CSEModel(EncoderWrapper):
         others_BK = same_BK.scatter(1, positives_B[:, None], False)
         return others_BK, others_BK.any(1).sum().float()
 
-    def export(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> Path:
+    def export(self, path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase) -> Path:
         """Write the plain encoder with its pooling metadata: what ``AutoModel`` and ``SentenceTransformer`` load. See
         ``export_encoder``.
 

@@ -83,7 +83,7 @@ class InfoCSEForPreTraining(EncoderWrapper):
     @classmethod
     def from_backbone(
         cls,
-        name_or_path: str | os.PathLike,
+        name_or_path: str | os.PathLike[str],
         *,
         dropout: float | None = None,
         attn_implementation: str | None = None,
@@ -163,7 +163,7 @@ class InfoCSEForPreTraining(EncoderWrapper):
 
     # Export
 
-    def export_checkpoint(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> Path:
+    def export_checkpoint(self, path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase) -> Path:
         """Write the stage-1 checkpoint: a plain ``…ForMaskedLM`` folder with tokenizer, which ``AutoModel`` and
         ``AutoModelForMaskedLM`` load, and the auxiliary head in a subfolder of it. The weights are those of training,
         bit for bit."""

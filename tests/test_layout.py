@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,19 +52,54 @@ def relative(paths: list[Path]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The names in the wheel, built offline from a copy of the tree."""
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sdist and wheel, built offline from a copy of the tree."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    for name in ("setup.py", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
-    for name in (*FOLDERS, "model_cards", "src"):
+    for name in (*FOLDERS, "model_cards", "examples", "src"):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
-    build = "from setuptools import build_meta; import sys; build_meta.build_wheel(sys.argv[1])"
+    build = (
+        "from setuptools import build_meta as b; import sys; b.build_wheel(sys.argv[1]); b.build_sdist(sys.argv[1])"
+    )
     done = subprocess.run([sys.executable, "-c", build, str(target)], cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (path,) = target.glob("csekit-*.whl")
+    return target
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> list[str]:
+    """The names in the wheel."""
+    (path,) = built.glob("csekit-*.whl")
     return zipfile.ZipFile(path).namelist()
+
+
+def test_the_sdist_holds_what_the_readme_starts(built: Path) -> None:
+    (path,) = built.glob("csekit-*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for name in (
+        "CHANGELOG.md",
+        "examples/run_unsup.py",
+        "examples/configs/simcse-bert-base.yaml",
+        "modeling/losses.py",
+    ):
+        assert name in names
+    assert not [name for name in names if name.startswith(("runs/", "results/"))]
+
+
+def test_the_index_would_take_both(built: Path) -> None:
+    pytest.importorskip("twine", reason="needs the extra dev")
+    files = [str(path) for path in built.iterdir()]
+    done = subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("PASSED") == 2, done.stdout + done.stderr
+
+
+def test_the_version_stands_in_one_place(built: Path) -> None:
+    import csekit
+
+    assert {path.name.split("-")[1].removesuffix(".tar.gz") for path in built.iterdir()} == {csekit.__version__}
 
 
 def test_the_wheel_holds_the_folders(wheel):

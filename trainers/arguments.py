@@ -38,7 +38,7 @@ class RunTrainingArguments(TrainingArguments):
     remove_unused_columns: bool = field(default=False, metadata={"help": "The collator reads rows as they are."})
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter is used."})
     hub_strategy: str = field(default="end", metadata={"help": "What is published when: the whole run, at the end."})
-    accelerator_config: dict | str | None = field(
+    accelerator_config: dict | str | None = field(  # type: ignore[type-arg]
         default_factory=lambda: {"dispatch_batches": False}, metadata={"help": "As in Transformers."}
     )
 

@@ -31,7 +31,7 @@ class EpochMixin:
         self._epoch[0] = epoch
 
 
-class SentenceDataset(EpochMixin, torch.utils.data.Dataset):
+class SentenceDataset(EpochMixin, torch.utils.data.Dataset[dict[str, Any]]):
     """Rows of texts, memory-mapped. An item is ``{"texts": [s0, …], "index": int, "epoch": int}``.
 
     Arguments:
@@ -111,7 +111,7 @@ class ShuffledRows(torch.utils.data.Sampler[int]):
         self.set_epoch(self.epoch + 1)
 
 
-class StreamingSentenceDataset(EpochMixin, torch.utils.data.IterableDataset):
+class StreamingSentenceDataset(EpochMixin, torch.utils.data.IterableDataset[dict[str, Any]]):
     """Rows of texts in the order of their source, read as they are needed; nothing is shuffled.
 
     Items are those of :class:`SentenceDataset`; ``index`` is the running number of the usable row, so it depends

@@ -20,7 +20,7 @@ _WORD_MARKS = ("▁", "Ġ")  # how SentencePiece and byte-level BPE write the sp
 _CHUNK = 10_000  # texts tokenised at once
 
 
-class Blocks(EpochMixin, torch.utils.data.Dataset):
+class Blocks(EpochMixin, torch.utils.data.Dataset[Any]):
     """Blocks of packed text, in memory (8 bytes a token). An item is ``{"input_ids": (L,), "words": (L,),
     "length": int, "index": int, "epoch": int}``.
 

@@ -173,7 +173,7 @@ def results(tmp_path: Path) -> Path:
 
 def test_pictures_come_from_results_files(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written, missing = pictures.draw(results, tmp_path / "out")
-    names = {"cosine-by-rating", "alignment-uniformity", "tsne-clusters", "tsne-labels", "task-differences"}
+    names = {"scores", "cosine-by-rating", "alignment-uniformity", "tsne-clusters", "tsne-labels", "task-differences"}
     assert {path.stem for path in written} == names | {"equal-terms"}
     assert missing.keys() == {"training-traces", "few-shot"} and "run examples/run_seeds.py" in missing["few-shot"]
     assert all(path.stat().st_size < 300_000 for path in written)
@@ -189,6 +189,21 @@ def test_pictures_come_from_results_files(results: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(training_figures, "ablation_bars", lambda tables: seen.update(tables=tables))
     pictures.ablations(results, "equal-terms")
     assert seen["tables"] == [Ablation("Weight", ["1", "2"], [60.0, 61.0], [70.0, 71], 1)]
+
+
+def test_scores_are_a_row_a_method_and_a_dot_a_seed(results: Path) -> None:
+    axis = pictures.scores(results).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["Base", "Other"]  # the best on top
+    dots = [line.get_xdata() for line in axis.lines if line.get_marker() == "o"]
+    assert [list(row) for row in dots] == [[51.0, 52.0, 53.0], [53.0, 54.0, 55.0]]
+    assert [text.get_text() for text in axis.texts] == ["52.00", "54.00"]
+    spreads = [list(line.get_xdata()) for line in axis.lines if line.get_marker() != "o"][::2]
+    assert spreads == [[51.0, 53.0], [53.0, 55.0]]  # one deviation to either side
+    summary = json.loads((results / "equal-terms" / "summary.json").read_text())
+    summary["experiments"]["untrained"] = {"title": "Untrained", "test": {"Avg": {"mean": 40.0}}}
+    (results / "equal-terms" / "summary.json").write_text(json.dumps(summary))
+    axis = pictures.scores(results).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["Untrained", "Base", "Other"]
 
 
 def test_traces_come_from_the_evaluations_of_a_run(results: Path) -> None:
@@ -230,7 +245,7 @@ def test_tables_of_the_same_files(results: Path) -> None:
 
 
 def test_what_cannot_be_drawn_is_said(results: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"pictures must be among cosine-by-rating, .*, equal-terms, got 'violins'"):
+    with pytest.raises(ValueError, match=r"pictures must be among scores, .*, equal-terms, got 'violins'"):
         pictures.draw(results, tmp_path, ["violins"])
     with pytest.raises(NoResults, match=r"few-shot/summary.json: no such file"):
         pictures.draw(results, tmp_path, ["few-shot"])
