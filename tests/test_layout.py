@@ -60,11 +60,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (*FOLDERS, "model_cards", "examples", "src"):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
-    build = (
-        "from setuptools import build_meta as b; import sys; b.build_wheel(sys.argv[1]); b.build_sdist(sys.argv[1])"
-    )
-    done = subprocess.run([sys.executable, "-c", build, str(target)], cwd=source, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    for kind in ("sdist", "wheel"):  # a process each: setuptools keeps the state of the first
+        build = f"import sys; from setuptools.build_meta import *; build_{kind}(sys.argv[1])"
+        done = subprocess.run([sys.executable, "-c", build, str(target)], cwd=source, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
     return target
 
 
