@@ -67,7 +67,7 @@ setup(
         "typer>=0.16",
     ],
     extras_require={
-        "dev": dev + st + plots + mteb + docs + space + onnx + trackers + ["faiss-cpu>=1.10"],
+        "dev": dev + st + plots + mteb + docs + space + onnx + trackers + ["faiss-cpu>=1.10", "sentencex>=1.0"],
         "docs": docs,
         "trackers": trackers,
         "space": space,
