@@ -15,7 +15,7 @@ dev = ["mypy>=1.15", "playwright>=1.50", "pytest>=8.3", "ruff>=0.11", "build>=1.
 trackers = ["tensorboard>=2.19", "trackio>=0.20"]
 docs = ["mkdocs>=1.6.1,<2", "mkdocs-material>=9.6", "mkdocstrings-python>=1.16"]
 plots = ["matplotlib>=3.10"]
-space = ["gradio>=6.0", *plots]
+space = ["gradio>=6.10", *plots]
 st = ["sentence-transformers>=5.4"]
 translation = ["sentencepiece>=0.2"]
 retrieval = ["pytrec-eval-terrier>=0.5.6"]
