@@ -12,7 +12,7 @@ version = next(
 )
 
 dev = ["mypy>=1.15", "playwright>=1.50", "pytest>=8.3", "ruff>=0.11", "build>=1.2", "twine>=6.1"]
-trackers = ["tensorboard>=2.19", "trackio>=0.20"]
+trackers = ["tensorboard>=2.19", "trackio>=0.21"]
 docs = ["mkdocs>=1.6.1,<2", "mkdocs-material>=9.6", "mkdocstrings-python>=1.16"]
 plots = ["matplotlib>=3.10"]
 space = ["gradio>=6.10", *plots]
@@ -58,7 +58,7 @@ setup(
         "datasets>=4.4",
         "evaluate>=0.4.6",
         "huggingface_hub>=1.5",
-        "jinja2>=3.1",
+        "jinja2>=3.1.6",
         "numpy>=2.1",
         "safetensors>=0.8",
         "pyyaml>=6.0.1",
