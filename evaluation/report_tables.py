@@ -5,6 +5,7 @@ from typing import Any
 
 from csekit.evaluation.papers import PaperRow, paper_table, rows_beside
 from csekit.evaluation.report_runs import ReportRun
+from csekit.evaluation.retrieval_tables import kind_and_cutoff
 from csekit.evaluation.sts_data import STS_TASKS
 
 _TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
@@ -120,18 +121,12 @@ def _retrieval(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
     for i, name in enumerate(names):
         entries = [(run.label, entry) for run in runs if (entry := (run.content.get("retrieval") or {}).get(name))]
         rows: list[tuple[str, str, Scores]] = [(label, "ours", entry["metrics"]) for label, entry in entries]
-        head = sorted({metric for _, _, scores in rows for metric in scores}, key=_kind_and_cutoff)
+        head = sorted({metric for _, _, scores in rows for metric in scores}, key=kind_and_cutoff)
         one = entries[0][1]
         caption = f"Scores × 100; {one.get('queries', '?')} queries, {one.get('documents', '?')} documents."
         papers = _retrieval_papers(name, runs)
         tables.append(_table(f"table-retrieval-{i}", f"Retrieval: {name}", caption, head, rows, papers))
     return tables
-
-
-def _kind_and_cutoff(metric: str) -> tuple[str, int]:
-    """recall@5 before recall@10."""
-    kind, _, cutoff = metric.partition("@")
-    return kind, int(cutoff or 0)
 
 
 def _retrieval_papers(name: str, runs: Sequence[ReportRun]) -> list[PaperRow]:

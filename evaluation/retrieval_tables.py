@@ -12,6 +12,12 @@ from csekit.evaluation.results import read_results
 _MISSING = "–"
 
 
+def kind_and_cutoff(metric: str) -> tuple[str, int]:
+    """The order of metrics: recall@5 before recall@10."""
+    kind, _, cutoff = metric.partition("@")
+    return kind, int(cutoff or 0)
+
+
 def retrieval_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
     """Caption, head and rows: a row for each results file, the lowest recall@1 of STS-B's 194 queries first.
 

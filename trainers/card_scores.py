@@ -6,6 +6,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
+from csekit.evaluation.retrieval_tables import kind_and_cutoff
 from csekit.evaluation.sts_data import STS_TASKS
 from csekit.evaluation.transfer_data import TRANSFER_TASKS
 
@@ -95,16 +96,10 @@ def _transfer(results: Mapping[str, Any]) -> SuiteTable:
     return SuiteTable(says, ["task", "accuracy"], rows, entries)
 
 
-def _by_number(metric: str) -> tuple[str, int]:
-    """recall@5 in front of recall@10."""
-    kind, _, cutoff = metric.partition("@")
-    return kind, int(cutoff or 0)
-
-
 def _retrieval(results: Mapping[str, Any]) -> SuiteTable:
     rows, entries = [], []
     for name, scores in results["retrieval"].items():
-        for metric, value in sorted(scores["metrics"].items(), key=lambda item: _by_number(item[0])):
+        for metric, value in sorted(scores["metrics"].items(), key=lambda item: kind_and_cutoff(item[0])):
             rows.append([name, metric, f"{value:.2f}"])
             entries.append(_entry("retrieval", name, metric.replace("@", "_at_"), value))
     return SuiteTable("Retrieval: means over queries × 100.", ["collection", "metric", "score"], rows, entries)

@@ -20,6 +20,7 @@ CONFIGS = ROOT / "examples" / "configs" / "accelerate"
     [
         ("single", DistributedType.NO, 1, "bf16", False),
         ("multi_gpu", DistributedType.MULTI_GPU, 4, "bf16", False),
+        ("multi_node", DistributedType.MULTI_GPU, 16, "bf16", False),
         ("cpu", DistributedType.NO, 1, "no", True),
     ],
 )
@@ -31,7 +32,7 @@ def test_accelerate_reads_them(name: str, kind: DistributedType, processes: int,
 
 
 def test_there_is_no_other() -> None:
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == {"single", "multi_gpu", "cpu"}
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == {"single", "multi_gpu", "multi_node", "cpu"}
 
 
 def test_the_one_for_cpu_starts_a_run(tmp_path: Path) -> None:
