@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from csekit.evaluation.results import read_results, write_atomically
+from csekit.evaluation.results import checksum, read_results, write_atomically
 from csekit.modeling import METHODS
 
 from .card_scores import SUITES, dev_table, suite_tables
@@ -182,14 +182,19 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not the results of a training run, or scores of an encoder with another pooling.
+        ValueError: not the results of a training run, or scores of an encoder with another pooling or other weights.
     """
     path = Path(path)
     results = read_results(path / "results.json" if path.is_dir() else path)
     if results.get("method") not in METHODS or "config" not in results:
         raise ValueError(f"{path}: must be the results of a training run, got method {results.get('method')!r}")
+    weights = {file.name: checksum(file) for file in path.glob("*.safetensors")} if path.is_dir() and scores else {}
     for file in scores:
         found = read_results(file)
+        theirs = found.get("run", {}).get("weights") or weights
+        if weights and theirs != weights:
+            raise ValueError(f"{file}: the scores must be of the run's encoder, its weights are others")
+        weights = theirs
         pooling = found.get("run", {}).get("encoder", {}).get("pooling", results["config"]["pooling"])
         mask_last = results["config"].get("prompt_mask_offset") == -1
         if pooling != results["config"]["pooling"] and not (pooling == "lasttoken" and mask_last):

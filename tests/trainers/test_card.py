@@ -1,5 +1,6 @@
 """The model card: metadata that the Hub reads, scores, and the pooling."""
 
+import hashlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,7 +138,11 @@ def test_card_command(run: Path, tmp_path: Path) -> None:
         return CliRunner().invoke(main, ["card", *map(str, arguments)])
 
     scores = tmp_path / "scores.json"
-    content = {"format": 1, "run": {"encoder": {"pooling": "cls"}}, "transfer": {"tasks": {"MR": {"accuracy": 81.5}}}}
+    content: dict[str, Any] = {
+        "format": 1,
+        "run": {"encoder": {"pooling": "cls"}},
+        "transfer": {"tasks": {"MR": {"accuracy": 81.5}}},
+    }
     scores.write_text(json.dumps(content))
     more = ("--license", "mit", "--language", "de", "--base_model", "bert-base-uncased", "--dataset", "org/corpus")
     done = call(run, "--scores", scores, *more)
@@ -151,6 +156,12 @@ def test_card_command(run: Path, tmp_path: Path) -> None:
     scores.write_text(json.dumps(content | {"run": {"encoder": {"pooling": "mean"}}}))
     wrong = call(run, "--scores", scores)
     assert wrong.exit_code == 2 and "whose pooling is 'cls', got 'mean'" in " ".join(wrong.output.split())
+    (run / "model.safetensors").write_bytes(b"the run's")
+    ours = {"model.safetensors": hashlib.sha256(b"the run's").hexdigest()}
+    for weights, status in ((ours, 0), ({"model.safetensors": "0"}, 2)):
+        scores.write_text(json.dumps(content | {"run": content["run"] | {"weights": weights}}))
+        assert call(run, "--scores", scores).exit_code == status
+    assert "its weights are others" in " ".join(call(run, "--scores", scores).output.split())
     assert "must be the results of a training run" in " ".join(call(scores, "-o", tmp_path / "x.md").output.split())
 
 
