@@ -116,7 +116,7 @@ def naive_diffcse_loss(model: DiffCSEModel, generator: nn.Module, batch: dict[st
         filled = generator(input_ids=masked, attention_mask=mask).logits.argmax(-1)
     edited = torch.where(own, filled, original.where(mask.bool(), masked))
     labels = ((edited != original) & own).long()
-    states = objective.discriminator(edited, mask, z, at_padding=True)
+    states = objective.discriminator(edited, mask, z).unflatten(0, edited.shape)
     logits = objective.head(states).float()
     right = ((logits.argmax(-1) == labels) & own).sum().item() / own.sum().item()
     both = contrast(z), F.cross_entropy(logits[own], labels[own])

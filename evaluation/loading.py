@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, 
 from csekit.evaluation.encoding import TextEncoder, length_limit
 from csekit.evaluation.inference import fast_inference
 from csekit.modeling.export import TEMPLATE_POOLING
-from csekit.modeling.pooling import place_of, pool, single_offset
+from csekit.modeling.pooling import flat_place_of, pool, single_offset
 from csekit.modeling.tokenization import own_template, sentence_frame, tokenize
 from csekit.modeling.unpadding import run_encoder
 
@@ -65,9 +65,9 @@ class PooledBackbone(nn.Module):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> PooledOutput:
         offset = single_offset(self.pooling, self.mask_offset)
         if offset is not None and isinstance(self.backbone, PreTrainedModel):
-            place_N = place_of(attention_mask, offset)
-            states = run_encoder(self.backbone, attention_mask, input_ids, place_N=place_N).last_hidden_state
-            return PooledOutput(self.head(states[:, 0]))
+            places_N = flat_place_of(attention_mask, offset)
+            states = run_encoder(self.backbone, attention_mask, input_ids, places_M=places_N).last_hidden_state
+            return PooledOutput(self.head(states))
         layers = self.pooling in ("first_last_mean", "top2_mean")
         output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=layers)
         states = output.hidden_states if layers else (output.last_hidden_state,)

@@ -1,6 +1,6 @@
 """Transformer layers of the encoder's own family that read hidden states instead of token ids (Condenser, InfoCSE).
 
-Shape suffixes: N rows, L tokens, H hidden size.
+Shape suffixes: N rows, L tokens, M wanted ones, H hidden size.
 """
 
 import copy
@@ -78,8 +78,9 @@ class AuxiliaryHead(nn.Module):
         """The Transformer layers."""
         return layer_list(self.model)
 
-    def forward(self, states_NLH: Tensor, mask_NL: Tensor) -> Tensor:
-        return run_encoder(self.model, mask_NL, inputs_embeds_NLH=states_NLH).last_hidden_state
+    def forward(self, states_NLH: Tensor, mask_NL: Tensor, places_M: Tensor | None = None) -> Tensor:
+        """The last states; with places of the flattened (N·L) those alone, (M, H)."""
+        return run_encoder(self.model, mask_NL, inputs_embeds_NLH=states_NLH, places_M=places_M).last_hidden_state
 
     def copy_top_layers(self, encoder: PreTrainedModel) -> None:
         """Start as the encoder's last layers, with what stands beside its list of layers (relative positions).

@@ -1,6 +1,6 @@
 """An encoder that reads a sentence's vector in the place of its first token.
 
-Shape suffixes: R rows, K tokens, H width of the vectors, E width of the embedding layer, D hidden size.
+Shape suffixes: R rows, K tokens, S wanted ones, H width of the vectors, E width of the embedding layer, D hidden size.
 """
 
 from collections.abc import Iterator
@@ -63,11 +63,13 @@ class ConditionalEncoder(nn.Module):
         needed = embedding_width(model)
         self.condition = nn.Identity() if needed == width else nn.Linear(width, needed)
 
-    def forward(self, ids_RK: Tensor, mask_RK: Tensor, vectors_RH: Tensor, at_padding: bool = False) -> Tensor:
-        """Last hidden states (R, K, D); those at padding only have a meaning with ``at_padding``, which costs them."""
+    def forward(self, ids_RK: Tensor, mask_RK: Tensor, vectors_RH: Tensor, places_S: Tensor | None = None) -> Tensor:
+        """The last states (S, D) at places of the flattened (R·K); without places all, (R·K, D), padding included."""
         lengths_R = mask_RK.sum(1)
         with first_position(self.model, self.condition(vectors_RH), lengths_R.cumsum(0) - lengths_R):
-            return run_encoder(self.model, mask_RK, ids_RK, packed=not at_padding).last_hidden_state
+            if places_S is None:
+                return run_encoder(self.model, mask_RK, ids_RK, packed=False).last_hidden_state.flatten(0, 1)
+            return run_encoder(self.model, mask_RK, ids_RK, places_M=places_S).last_hidden_state
 
 
 def conditions(views: Views, kind: str, count: int, rows: int) -> Tensor:

@@ -40,7 +40,7 @@ class ConditionalLM(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """At places of the flattened ids: states (S, H), cross-entropy of the labels (S,), and whether the likeliest
         token is the label's (S,)."""
-        states_SH = self.encoder(ids_RK, mask_RK, vectors_RH).flatten(0, 1).index_select(0, places_S)
+        states_SH = self.encoder(ids_RK, mask_RK, vectors_RH, places_S)
         words = cast(Tensor, self.encoder.model.get_input_embeddings().weight)
         return states_SH, *self.head(states_SH, labels_S, words)
 

@@ -59,9 +59,8 @@ class Generator:
         if self.networks.training != dropout:
             self.networks.train(dropout)
         with torch.no_grad():
-            states = run_encoder(self.backbone, mask_RK, ids_RK).last_hidden_state
-            rows = states.flatten(0, 1).index_select(0, positions_M)
-            return self.head(inputs_embeds=rows.unsqueeze(0)).logits[0, :, : self.vocab_size]
+            states_MH = run_encoder(self.backbone, mask_RK, ids_RK, places_M=positions_M).last_hidden_state
+            return self.head(inputs_embeds=states_MH.unsqueeze(0)).logits[0, :, : self.vocab_size]
 
     def fill(
         self, ids_RK: Tensor, mask_RK: Tensor, positions_M: Tensor, sampling: str, dropout: bool = False

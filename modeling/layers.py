@@ -1,9 +1,9 @@
-"""A family's Transformer layers; the last one where one state of each row is all that is read, as by [CLS] pooling.
+"""A family's Transformer layers; the last one where few of its states are read: [CLS] pooling, masked positions.
 
 Behind its attention no place of a row reads another: the output projection, the feed-forward network and the norms are
 computed for the wanted states alone, three quarters of the layer's parameters.
 
-Shape suffixes: N rows, L tokens, T real tokens of all rows, H hidden size.
+Shape suffixes: N rows, L tokens, T real tokens of all rows, M wanted ones, H hidden size.
 """
 
 import inspect
@@ -45,19 +45,34 @@ def attention_output(model: PreTrainedModel) -> nn.Module | None:
     return module if list(inspect.signature(module.forward).parameters) == ["hidden_states", "input_tensor"] else None
 
 
-def take_places(states: Tensor, place_N: Tensor) -> Tensor:
-    """(1, T, H) and places among the T → (1, N, H); (N, L, H) and places in each row → (N, 1, H)."""
-    if len(states) == 1:
-        return states.index_select(1, place_N)
-    return states[torch.arange(len(states), device=states.device), place_N].unsqueeze(1)
+class TakeRows(torch.autograd.Function):
+    """``states.index_select(0, index)`` for an index without repetition: its gradient is a copy, not a sum."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, index_T: Tensor) -> Tensor:
+        ctx.save_for_backward(index_T)
+        ctx.rows = len(states)
+        return states.index_select(0, index_T)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (index_T,) = ctx.saved_tensors
+        return gradient.new_zeros((ctx.rows, *gradient.shape[1:])).index_copy_(0, index_T, gradient), None
+
+
+def take_places(states: Tensor, places_M: Tensor) -> Tensor:
+    """(N, L, H) and places in the flattened (N·L), none twice → (1, M, H)."""
+    rows: Tensor = TakeRows.apply(states.flatten(0, 1), places_M)
+    return rows.unsqueeze(0)
 
 
 @contextmanager
-def only_at(module: nn.Module, place_N: Tensor) -> Iterator[None]:
-    """Inside, the module from ``attention_output`` computes, and hands on, the states at ``place_N`` alone."""
+def only_at(module: nn.Module, places_M: Tensor) -> Iterator[None]:
+    """Inside, the module from ``attention_output`` computes, and hands on, the states at ``places_M`` of its flattened
+    input alone, (1, M, H)."""
 
     def select(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(take_places(states, place_N) for states in arguments)
+        return tuple(take_places(states, places_M) for states in arguments)
 
     handle = module.register_forward_pre_hook(select)
     try:

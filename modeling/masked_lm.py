@@ -164,8 +164,7 @@ class MaskedLM(Objective):
         input_ids, positions, labels = batch["mlm_input_ids"], batch["mlm_positions"], batch["mlm_labels"]
 
         def predict(ids_NL: Tensor, mask_NL: Tensor, positions_M: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-            masked_MH = encode(ids_NL, mask_NL).flatten(0, 1).index_select(0, positions_M)
-            return self.head(masked_MH, labels_M, encode.word_embeddings)
+            return self.head(encode(ids_NL, mask_NL, positions_M), labels_M, encode.word_embeddings)
 
         rows = (input_ids, first_rows(views.attention_mask, len(input_ids)))
         losses, correct = encode.chunks(predict, rows, (positions, labels))

@@ -31,7 +31,7 @@ from .gradient_cache import WHOLE_BATCH, Chunks
 from .losses import contrast_diagnostics, cosine_logits, info_nce
 from .objectives import Encode, MaskingSpec, Objective, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
-from .pooling import NEEDS_HIDDEN_STATES, place_of, pool, single_offset
+from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
 from .projectors import build_projector
 from .row_counts import note_batch, note_counts
 from .tokenization import sentence_frame
@@ -196,8 +196,8 @@ class CSEModel(EncoderWrapper):
         offset = single_offset(self.config.pooling, self.config.prompt_mask_offset)
         if offset is None:
             return self.pooled_and_last(input_ids_NL, attention_mask_NL)[0]
-        place_N = place_of(attention_mask_NL, offset)
-        return run_encoder(self.backbone, attention_mask_NL, input_ids_NL, place_N=place_N).last_hidden_state[:, 0]
+        places_N = flat_place_of(attention_mask_NL, offset)
+        return run_encoder(self.backbone, attention_mask_NL, input_ids_NL, places_M=places_N).last_hidden_state
 
     def pooled_and_last(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> tuple[Tensor, Tensor]:
         """h (N, H) and the last hidden states (N, L, H)."""

@@ -116,8 +116,7 @@ class ReplacedTokenDetection(EditingObjective):
         self, edited_RK: Tensor, mask_RK: Tensor, vectors_RH: Tensor, scored_S: Tensor | None = None
     ) -> tuple[Tensor]:
         """The discriminator's logits (S, 2) of the scored tokens; without any of all, padding included."""
-        states = self.discriminator(edited_RK, mask_RK, vectors_RH, at_padding=scored_S is None).flatten(0, 1)
-        return (self.head(states if scored_S is None else states.index_select(0, scored_S)),)
+        return (self.head(self.discriminator(edited_RK, mask_RK, vectors_RH, scored_S)),)
 
 
 def rtd_accuracies(logits_S2: Tensor, labels_S: Tensor) -> dict[str, Tensor]:

@@ -144,8 +144,7 @@ class AuxiliaryMaskedLM(Objective):
         """The cross-entropy of each masked token, and whether the likeliest one is right, (M,) each."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.detach):
             lower_NLH = self.lower(ids_NL, mask_NL)
-        states_NLH = self.head(replace_first(lower_NLH, h_NH, mask_NL), mask_NL)
-        return self.lm_head(states_NLH.flatten(0, 1).index_select(0, positions_M), labels_M)
+        return self.lm_head(self.head(replace_first(lower_NLH, h_NH, mask_NL), mask_NL, positions_M), labels_M)
 
 
 class InfoCSEModel(CSEModel):

@@ -31,6 +31,7 @@ from .export import length_limit, save_tokenizer
 from .layers import layer_list
 from .masked_lm import MaskedLMHead
 from .modeling_cse import build_backbone, load_backbone
+from .unpadding import run_encoder
 
 
 @dataclass
@@ -141,8 +142,7 @@ class InfoCSEForPreTraining(EncoderWrapper):
         attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         words_VE = cast(Tensor, self.backbone.get_input_embeddings().weight)
         terms, metrics = {}, {}
-        for name, states_BLH in self.states(input_ids, attention_mask).items():
-            masked_MH = states_BLH.flatten(0, 1).index_select(0, masked_positions)
+        for name, masked_MH in self.states(input_ids, attention_mask, masked_positions).items():
             losses_M, correct_M = self.mlm_head(masked_MH, labels, words_VE)
             terms[name] = token_mean(losses_M.sum(), len(labels))
             metrics[f"{name}_accuracy"] = token_mean(correct_M.float().sum(), len(labels))
@@ -150,16 +150,21 @@ class InfoCSEForPreTraining(EncoderWrapper):
         detached = {name: term.detach() for name, term in terms.items()}
         return PretrainingOutput(loss=loss, loss_dict=detached, metrics=metrics)
 
-    def states(self, input_ids_BL: Tensor, attention_mask_BL: Tensor) -> dict[str, Tensor]:
-        """The states (B, L, H) that each term predicts from: ``mlm`` the last layer's, ``aux_mlm`` the head's."""
-        deep = self.auxiliary_head is not None
-        output = self.backbone(input_ids=input_ids_BL, attention_mask=attention_mask_BL, output_hidden_states=deep)
-        last_BLH = output.last_hidden_state
+    def states(self, input_ids_BL: Tensor, attention_mask_BL: Tensor, masked_M: Tensor) -> dict[str, Tensor]:
+        """The states (M, H) that each term predicts from: ``mlm`` the last layer's, ``aux_mlm`` the head's."""
+        rows = (self.backbone, attention_mask_BL, input_ids_BL)
         if self.auxiliary_head is None:
-            return {"mlm": last_BLH}
+            return {"mlm": run_encoder(*rows, places_M=masked_M).last_hidden_state}
+        B, L = input_ids_BL.shape
+        first_B = torch.arange(0, B * L, L, device=masked_M.device)
+        wanted = torch.cat([first_B, masked_M])
+        whole = self.config.split_layer == self.config.num_layers  # the head then reads all states of the last layer
+        output = run_encoder(*rows, places_M=None if whole else wanted, output_hidden_states=True)
         lower_BLH = output.hidden_states[self.config.split_layer]
-        mixed_BLH = torch.cat([last_BLH[:, :1], lower_BLH[:, 1:]], dim=1)
-        return {"mlm": last_BLH, "aux_mlm": self.auxiliary_head(mixed_BLH, attention_mask_BL)}
+        last = lower_BLH.flatten(0, 1).index_select(0, wanted) if whole else output.last_hidden_state
+        cls_BH, masked_MH = last.split([B, len(masked_M)])
+        mixed_BLH = torch.cat([cls_BH.unsqueeze(1), lower_BLH[:, 1:]], dim=1)
+        return {"mlm": masked_MH, "aux_mlm": self.auxiliary_head(mixed_BLH, attention_mask_BL, masked_M)}
 
     # Export
 

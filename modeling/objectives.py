@@ -145,7 +145,7 @@ class Views:
 @dataclass(frozen=True)
 class Encode:
     """The trained backbone, lent to an objective for one step: ``encode(input_ids (N, L), attention_mask (N, L))``
-    gives the last hidden states (N, L, H).
+    gives the last hidden states (N, L, H); with a third argument, places of the flattened (N·L), those alone, (M, H).
 
     Arguments:
         backbone: what is called.
@@ -161,8 +161,10 @@ class Encode:
     temperature: float = 0.05
     chunks: Chunks = WHOLE_BATCH
 
-    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        return run_encoder(self.backbone, attention_mask, input_ids).last_hidden_state
+    def __call__(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, places: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return run_encoder(self.backbone, attention_mask, input_ids, places_M=places).last_hidden_state
 
 
 class Objective(nn.Module):

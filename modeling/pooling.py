@@ -27,6 +27,12 @@ def place_of(mask_NL: Tensor, offset: int) -> Tensor:
     return mask_NL.shape[1] - real_NL.flip(1).argmax(1) + offset
 
 
+def flat_place_of(mask_NL: Tensor, offset: int) -> Tensor:
+    """(N,) ``place_of`` in the flattened (N·L)."""
+    N, L = mask_NL.shape
+    return torch.arange(0, N * L, L, device=mask_NL.device) + place_of(mask_NL, offset)
+
+
 def at_offset(states_NLH: Tensor, mask_NL: Tensor, offset: int) -> Tensor:
     """The state at ``place_of``, (N, H)."""
     rows_N = torch.arange(mask_NL.shape[0], device=mask_NL.device)  # len() would fix N where the graph is exported

@@ -5,7 +5,8 @@ as padded rows, since scaled dot-product attention (with dropout) wants those, a
 own flash attention needs no rows: it is told where each begins. Both hang on Transformers' attention interface, so
 that no family's code is forked.
 
-Shape suffixes: N rows, L tokens of the longest, T real tokens of all rows, H hidden size, A heads, D size of a head.
+Shape suffixes: N rows, L tokens of the longest, T real tokens of all rows, M wanted ones, H hidden size, A heads,
+D size of a head.
 """
 
 import inspect
@@ -24,28 +25,13 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils.generic import is_flash_attention_requested
 
 from .dropout import dropout
-from .layers import attention_output, only_at, take_places
+from .layers import TakeRows, attention_output, only_at, take_places
 from .row_counts import counts_of
 
 logger = logging.getLogger(__name__)
 
 #: The name under which Transformers knows the attention of packed batches.
 PACKED_ATTENTION = "csekit_packed"
-
-
-class _TakeRows(torch.autograd.Function):
-    """``states.index_select(0, index)`` for an index without repetition: its gradient is a copy, not a sum."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, index_T: Tensor) -> Tensor:
-        ctx.save_for_backward(index_T)
-        ctx.rows = len(states)
-        return states.index_select(0, index_T)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        (index_T,) = ctx.saved_tensors
-        return gradient.new_zeros((ctx.rows, *gradient.shape[1:])).index_copy_(0, index_T, gradient), None
 
 
 @dataclass(frozen=True)
@@ -89,7 +75,7 @@ class Packing:
 
     def pack(self, padded: Tensor) -> Tensor:
         """(N, L, …) → (T, …)."""
-        return _TakeRows.apply(padded.flatten(0, 1), self.index_T)
+        return TakeRows.apply(padded.flatten(0, 1), self.index_T)
 
     def pad(self, packed: Tensor) -> Tensor:
         """(T, …) → (N, L, …), zeros at padding."""
@@ -97,11 +83,9 @@ class Packing:
         padded = packed.new_zeros((N * L, *packed.shape[1:]))
         return padded.index_copy_(0, self.index_T, packed).unflatten(0, (N, L))
 
-    def places(self, place_N: Tensor) -> Tensor:
-        """(N,) int64: where among the T a place of each row stands."""
-        N, L = self.mask_NL.shape
-        flat_N = torch.arange(0, N * L, L, device=place_N.device) + place_N
-        return self.mask_NL.flatten().cumsum(0).index_select(0, flat_N) - 1
+    def places(self, places_M: Tensor) -> Tensor:
+        """(M,) int64: where among the T real places of the flattened (N·L) stand."""
+        return self.mask_NL.flatten().cumsum(0).index_select(0, places_M) - 1
 
     def positions(self, first: int = 0) -> Tensor:
         """(1, T) int64: the place of each token among the real ones of its row, from ``first``."""
@@ -245,14 +229,14 @@ def _packs_exactly(encoder: PreTrainedModel) -> bool:
             module.training = training
 
 
-def _call(model: Any, inputs: dict[str, Any], place_N: Tensor | None) -> Any:
-    """The encoder's output; with places the last hidden state holds those states alone."""
-    module = None if place_N is None else attention_output(model)
-    if place_N is None or module is not None:
-        with only_at(module, place_N) if module is not None and place_N is not None else nullcontext():
+def _call(model: Any, inputs: dict[str, Any], places_M: Tensor | None) -> Any:
+    """The encoder's output; with places the last hidden state holds those states alone, (1, M, H)."""
+    module = None if places_M is None else attention_output(model)
+    if places_M is None or module is not None:
+        with only_at(module, places_M) if module is not None and places_M is not None else nullcontext():
             return model(**inputs)
     output = model(**inputs)
-    output.last_hidden_state = take_places(output.last_hidden_state, place_N)
+    output.last_hidden_state = take_places(output.last_hidden_state, places_M)
     return output
 
 
@@ -263,7 +247,7 @@ def run_encoder(
     inputs_embeds_NLH: Tensor | None = None,
     *,
     packed: bool = True,
-    place_N: Tensor | None = None,
+    places_M: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call an encoder; where its attention is ``PACKED_ATTENTION`` or one of Transformers' flash attentions, on real
@@ -272,34 +256,37 @@ def run_encoder(
     Arguments:
         input_ids_NL, inputs_embeds_NLH: one of them.
         packed: False computes padding too, whatever the encoder's attention is.
-        place_N: one place in each row, whose last state is all that is wanted.
+        places_M: places of real tokens in the flattened (N·L), none twice, whose last states are all that is wanted.
         kwargs: for the encoder.
 
     Returns:
         the encoder's output with ``last_hidden_state`` and ``hidden_states`` (N, L, H); at padding they are zero in a
-        packed batch and whatever the encoder gives otherwise. With ``place_N`` the last hidden state is (N, 1, H), and
+        packed batch and whatever the encoder gives otherwise. With ``places_M`` the last hidden state is (M, H), and
         the hidden states of the last layer are not to be used.
     """
     flash = is_flash_attention_requested(model.config)
     if flash and next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled(model.device.type):
         with _attention(model, "sdpa"):
             rows = (model, attention_mask_NL, input_ids_NL, inputs_embeds_NLH)
-            return run_encoder(*rows, packed=False, place_N=place_N, **kwargs)
+            return run_encoder(*rows, packed=False, places_M=places_M, **kwargs)
     packed = packed and (_dispatches(model) if flash else model.config._attn_implementation == PACKED_ATTENTION)
     packing = Packing.of(attention_mask_NL) if packed else None
     given = {"input_ids": input_ids_NL, "inputs_embeds": inputs_embeds_NLH}
     inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if packing is None or packing.full:
         inputs |= {"attention_mask": None if flash and packing is not None else attention_mask_NL}
-        return _call(model, inputs | kwargs, place_N)
+        output = _call(model, inputs | kwargs, places_M)
+        if places_M is not None:
+            output.last_hidden_state = output.last_hidden_state.squeeze(0)
+        return output
     inputs = {name: packing.pack(value).unsqueeze(0) for name, value in inputs.items()}
     inputs |= {"position_ids": packing.positions(_first_position(model))}
     # a mask of four dimensions is handed to attention as it is
     own = {"attention_mask": packing.mask_NL[:, None, None], "packing": packing}
     inputs |= {"attention_mask": None, **packing.boundaries()} if flash else own
-    output = _call(model, inputs | kwargs, None if place_N is None else packing.places(place_N))
-    last = output.last_hidden_state
-    output.last_hidden_state = packing.pad(last.squeeze(0)) if place_N is None else last.transpose(0, 1)
+    output = _call(model, inputs | kwargs, None if places_M is None else packing.places(places_M))
+    last = output.last_hidden_state.squeeze(0)
+    output.last_hidden_state = packing.pad(last) if places_M is None else last
     if output.get("hidden_states") is not None:
         output.hidden_states = tuple(packing.pad(states.squeeze(0)) for states in output.hidden_states)
     return output

@@ -207,6 +207,12 @@ def batch_of() -> Callable[..., dict[str, Tensor]]:
     return make
 
 
+@pytest.fixture
+def whole_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer is computed whole wherever it is read: with dropout it draws other random numbers cut short."""
+    monkeypatch.setattr("csekit.modeling.unpadding.attention_output", lambda model: None)
+
+
 @pytest.fixture(scope="session")
 def add_copies() -> Callable[..., dict[str, Tensor]]:
     """``add_copies(batch, views, share, name="mlm")``: the masked copies of an objective, all by mask id 4."""

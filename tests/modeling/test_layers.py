@@ -1,11 +1,11 @@
-"""The last layer computed where it is pooled: the same embedding and gradients, less work."""
+"""The last layer computed where it is read: the same states and gradients, less work."""
 
 import copy
 
 import pytest
 import torch
 
-from csekit.modeling import SimCSEModel
+from csekit.modeling import CSEModel, SimCSEModel
 from csekit.modeling.layers import attention_output
 from csekit.modeling.unpadding import run_encoder
 
@@ -15,20 +15,25 @@ CAN = {"bert", "roberta", "xlm-roberta", "electra", "deberta-v2"}
 
 @pytest.mark.parametrize("lengths", [[3, 12, 1, 7], [6, 6, 6], [5]])
 @pytest.mark.parametrize("packed", [True, False])
-def test_states_and_gradients(family, checkpoint, encoder_config, lengths, packed):
+@pytest.mark.parametrize("wanted", ["one a row", "some, in any order", "none"])
+def test_states_and_gradients(family, checkpoint, encoder_config, lengths, packed, wanted):
     model = SimCSEModel.from_backbone(checkpoint(family), dropout=0.0)
     twin = copy.deepcopy(model)
     assert (attention_output(model.backbone) is not None) is (family in CAN)
     ids = torch.randint(8, 90, (len(lengths), max(lengths)))
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     ids = ids.masked_fill(mask == 0, encoder_config(family).pad_token_id)
-    place = torch.tensor([length // 2 for length in lengths])
-    weights = torch.randn(len(lengths), model.config.hidden_size)
-    ours = run_encoder(model.backbone, mask, ids, packed=packed, place_N=place).last_hidden_state
-    assert ours.shape == (len(lengths), 1, model.config.hidden_size)
-    theirs = run_encoder(twin.backbone, mask, ids, packed=False).last_hidden_state[torch.arange(len(lengths)), place]
-    torch.testing.assert_close(ours[:, 0], theirs, rtol=1e-4, atol=1e-5)
-    (ours[:, 0] * weights).sum().backward()
+    real = mask.flatten().nonzero().squeeze(1)
+    places = {
+        "one a row": torch.tensor([row * max(lengths) + length // 2 for row, length in enumerate(lengths)]),
+        "some, in any order": real[torch.randperm(len(real))[: 1 + len(real) // 3]],
+        "none": torch.empty(0, dtype=torch.int64),
+    }[wanted]
+    weights = torch.randn(len(places), model.config.hidden_size)
+    ours = run_encoder(model.backbone, mask, ids, packed=packed, places_M=places).last_hidden_state
+    theirs = run_encoder(twin.backbone, mask, ids, packed=False).last_hidden_state.flatten(0, 1)[places]
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    (ours * weights).sum().backward()
     (theirs * weights).sum().backward()
     for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None), name
@@ -63,3 +68,29 @@ def test_pooling_of_several_states_and_checkpointing_keep_the_layer_whole(checkp
         )
         model(ids, mask, return_loss=True)
         assert seen == [54]
+
+
+def test_masked_positions_alone_meet_the_last_feed_forward(checkpoint, batch_of):
+    """Of every network whose states are read at some places: the encoder over masked copies, InfoCSE's head, DiffCSE's
+    generator and discriminator, the conditional LM."""
+    objectives = ["mlm", "aux_mlm", "rtd", "conditional_mlm"]
+    fields = {"objectives": objectives, "aux_mlm_head_init": "random"}
+    model = CSEModel.from_backbone(checkpoint("bert"), **fields).train()
+    batch = batch_of(model)
+    networks = {
+        "mlm": model.backbone,
+        "aux_mlm": model.objectives["aux_mlm"].head.model,
+        "rtd": model.objectives["rtd"].generator.backbone,
+        "scored": model.objectives["rtd"].discriminator.model,
+        "conditional_mlm": model.objectives["conditional_mlm"].lm.encoder.model,
+    }
+    seen = {name: [] for name in networks}
+    for name, network in networks.items():
+        network.encoder.layer[-1].intermediate.register_forward_hook(
+            lambda *args, name=name: seen[name].append(args[2].shape[:2].numel())
+        )
+    model(**batch).loss.backward()
+    wanted = {name: len(batch[f"{name}_positions"]) for name in objectives} | {"scored": len(batch["rtd_scored"])}
+    rows = 2 * len(batch["input_ids"])
+    assert all(0 < count < batch["attention_mask"].sum() for count in wanted.values())
+    assert seen == {name: [rows, count] if name == "mlm" else [count] for name, count in wanted.items()}
