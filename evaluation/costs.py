@@ -303,6 +303,29 @@ def scaling_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list
     return caption, head, body
 
 
+def term_gradients_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: how strongly each loss term pulls at the encoder, and in which direction.
+
+    Arguments:
+        results: content of ``results/gradients/NAME.json``.
+    """
+    run, body = results["run"], []
+    for row in results["rows"]:
+        base = row["terms"].get("contrastive", {}).get("norm")
+        for term, found in row["terms"].items():
+            own = term == "contrastive"
+            share = _MISSING if own or not base else f"{found['norm'] / base:.2g}"
+            cosine = _MISSING if own or found["cosine"] is None else f"{found['cosine']:.2f}"
+            named = [row["title"], f"{row['step']:,}"]
+            body.append([*named, term, f"{found['value']:.2g}", f"{found['norm']:.2g}", share, cosine])
+    caption = (
+        f"Norm of each weighted term's gradient in the encoder's weights: mean over {run['repetitions']} batches of "
+        f"{run['batch_size']} sentences of at most {run['max_seq_length']} tokens of {run['corpus']}, with dropout, "
+        "fp32; × contrast: relative to the norm of the contrastive term's; cosine: of the two gradients."
+    )
+    return caption, ["", "step", "term", "value", "norm", "× contrast", "cosine"], body
+
+
 def _ratio(row: Mapping[str, Any], base: Mapping[str, Any], name: str) -> str:
     return f"{row[name] / base[name]:.2f} ×" if base.get(name) else _MISSING
 

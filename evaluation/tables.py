@@ -7,7 +7,7 @@ stale.
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
 (``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), ``FOLDER/FILE`` for the file of
-a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``,
+a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
 ``encode-memory``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see
 ``csekit.evaluation.costs``; ``speed``: see ``csekit.evaluation.retrieval_tables``),
 ``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, or
@@ -46,6 +46,7 @@ from csekit.evaluation.costs import (
     roofline_table,
     scaling_table,
     selection_cost_table,
+    term_gradients_table,
 )
 from csekit.evaluation.curves import curves_table
 from csekit.evaluation.geometry_tables import clustering_table, geometry_table
@@ -72,6 +73,7 @@ _BENCHMARKS = {
     "memory": ("memory.py", memory_table),
     "corpus": ("corpus.py", corpus_table),
     "collator": ("collator.py", collator_table),
+    "gradients": ("term_gradients.py", term_gradients_table),
 }
 _EVALUATION = {
     "evaluation/retrieval": retrieval_table,

@@ -180,6 +180,15 @@ class CSEModel(EncoderWrapper):
             attention_mask = torch.ones_like(input_ids)
         if input_ids.dim() == 2:
             return self.embed(input_ids, attention_mask)
+        views, terms, metrics = self.terms(input_ids, attention_mask, token_counts, **copies)
+        loss = torch.stack(list(terms.values())).sum()
+        detached = {name: term.detach() for name, term in terms.items()}
+        return ContrastiveOutput(loss=loss, loss_dict=detached, metrics=metrics, sentence_embedding=views.h.detach())
+
+    def terms(
+        self, input_ids: Tensor, attention_mask: Tensor, token_counts: Any = None, **copies: Any
+    ) -> tuple[Views, dict[str, Tensor], dict[str, Tensor]]:
+        """The views, the weighted terms of the loss with their graphs, and the diagnostics, for ``forward``."""
         views, copies = self.encode_views(input_ids, attention_mask, token_counts), note_batch(copies)
         terms, metrics = self.contrast(views)
         words = cast(Tensor, self.backbone.get_input_embeddings().weight)
@@ -187,9 +196,7 @@ class CSEModel(EncoderWrapper):
         for objective in self.auxiliaries():
             more, diagnostics = objective(views, copies, encode)
             terms, metrics = terms | more, metrics | diagnostics
-        loss = torch.stack(list(terms.values())).sum()
-        detached = {name: term.detach() for name, term in terms.items()}
-        return ContrastiveOutput(loss=loss, loss_dict=detached, metrics=metrics, sentence_embedding=views.h.detach())
+        return views, terms, metrics
 
     def pooled(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
         """h (N, H); where the pooling reads one state of a row, the last layer computes no other (``layers.py``)."""
