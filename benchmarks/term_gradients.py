@@ -69,6 +69,7 @@ def read_models(starts: list[str], checkpoints: list[Path], device: str) -> list
         method, _, name = start.partition("=")
         if method not in METHODS or not name:
             raise ValueError(f"--start must be METHOD=ENCODER with a method of {', '.join(METHODS)}, got {start!r}")
+        torch.manual_seed(SEED)  # of the projector
         model = METHODS[method].from_backbone(name)
         found.append({"title": method, "step": 0, "model": model, "tokenizer": name})
     for folder in checkpoints:

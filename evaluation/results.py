@@ -96,7 +96,9 @@ def _plain(value: Any, field: str = "results") -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
-        return round(value, 6) if np.isfinite(value) else None
+        if not np.isfinite(value):
+            return None
+        return round(value, 6) if abs(value) >= 1 else float(f"{value:.6g}")
     if isinstance(value, Path) or (isinstance(value, str) and os.path.isabs(value) and " " not in value):
         raise ValueError(f"{field} must hold no machine's path, got {str(value)!r}: store its last part")
     if value is None or isinstance(value, bool | int | str):
@@ -179,7 +181,7 @@ def write_results(
     similarities: Similarities | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a results file, whole or not at all; sorted keys, six decimals, nan as null.
+    """Write a results file, whole or not at all; sorted keys, six decimals (six digits below 1), nan as null.
 
     Arguments:
         path: ``NAME.json``.
