@@ -27,8 +27,8 @@ from csekit.trainers import CSECollator
 
 
 def term_gradients(model: CSEModel, batch: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Each weighted term's value, the norm of its gradient in all weights of the encoder, and the cosine of that
-    gradient and the contrastive term's (None where one is zero)."""
+    """Each weighted term's value, the norm of its gradient in all weights of the encoder, that norm relative to the
+    contrastive term's, and the cosine of the two gradients (None where one is zero)."""
     encoder = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
     _, terms, _ = model.terms(**batch)
 
@@ -43,19 +43,20 @@ def term_gradients(model: CSEModel, batch: dict[str, Any]) -> dict[str, dict[str
         norm = own.norm().item()
         both = contrast is not None and norm > 0 and contrast.norm().item() > 0
         cosine = cosine_similarity(own, contrast, dim=0, eps=0.0).item() if contrast is not None and both else None
-        rows[name] = {"value": terms[name].item(), "norm": norm, "cosine": cosine}
+        share = norm / contrast.norm().item() if contrast is not None and both else None
+        rows[name] = {"value": terms[name].item(), "norm": norm, "share": share, "cosine": cosine}
     return rows
 
 
-def mean_over_batches(found: list[dict[str, dict[str, float | None]]]) -> dict[str, dict[str, float | None]]:
-    """The mean of each number over batches; of cosines over those that have one."""
-    means: dict[str, dict[str, float | None]] = {}
+def median_over_batches(found: list[dict[str, dict[str, float | None]]]) -> dict[str, dict[str, float | None]]:
+    """The median of each number over the batches that have one: gradients of the contrast have a heavy tail."""
+    medians: dict[str, dict[str, float | None]] = {}
     for name in found[0]:
-        means[name] = {}
+        medians[name] = {}
         for key in found[0][name]:
             values = [value for each in found if (value := each[name][key]) is not None]
-            means[name][key] = statistics.fmean(values) if values else None
-    return means
+            medians[name][key] = statistics.median(values) if values else None
+    return medians
 
 
 def read_models(starts: list[str], checkpoints: list[Path], device: str) -> list[dict[str, Any]]:
@@ -90,7 +91,7 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--start", nargs="*", default=[], metavar="METHOD=ENCODER", help="methods before training")
     parser.add_argument("--checkpoints", nargs="*", type=Path, default=[], help="training/checkpoint-N of runs")
     parser.add_argument("--output", type=Path, required=True, help="results/gradients/NAME.json")
-    return parse_setting(parser, argv, repetitions=8, warmup=0)
+    return parse_setting(parser, argv, repetitions=12, warmup=0)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -114,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
         for texts in batches:
             batch = {k: v.to(args.device) if torch.is_tensor(v) else v for k, v in collator(texts).items()}
             found.append(term_gradients(model, {k: v for k, v in batch.items() if k not in ("index", "return_loss")}))
-        rows.append({"title": row["title"], "step": row["step"], "terms": mean_over_batches(found)})
+        rows.append({"title": row["title"], "step": row["step"], "terms": median_over_batches(found)})
         for term, values in rows[-1]["terms"].items():
             print(f"{row['title']:10} step {row['step']:>6}  {term:16} norm {values['norm']:.2e}", flush=True)
     run = {"benchmark": "term_gradients", "corpus": corpus, "device": args.device, "batch_size": args.batch_size}

@@ -311,15 +311,14 @@ def term_gradients_table(results: Mapping[str, Any]) -> tuple[str, list[str], li
     """
     run, body = results["run"], []
     for row in results["rows"]:
-        base = row["terms"].get("contrastive", {}).get("norm")
         for term, found in row["terms"].items():
             own = term == "contrastive"
-            share = _MISSING if own or not base else f"{found['norm'] / base:.2g}"
+            share = _MISSING if own or found["share"] is None else f"{found['share']:.2g}"
             cosine = _MISSING if own or found["cosine"] is None else f"{found['cosine']:.2f}"
             named = [row["title"], f"{row['step']:,}"]
             body.append([*named, term, f"{found['value']:.2g}", f"{found['norm']:.2g}", share, cosine])
     caption = (
-        f"Norm of each weighted term's gradient in the encoder's weights: mean over {run['repetitions']} batches of "
+        f"Norm of each weighted term's gradient in the encoder's weights: median of {run['repetitions']} batches of "
         f"{run['batch_size']} sentences of at most {run['max_seq_length']} tokens of {run['corpus']}, with dropout, "
         "fp32; × contrast: relative to the norm of the contrastive term's; cosine: of the two gradients."
     )

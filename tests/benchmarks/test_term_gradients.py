@@ -39,6 +39,7 @@ def test_norms_are_those_of_a_backward_pass_of_one_term(module: ModuleType, mask
     torch.manual_seed(3)
     found = module.term_gradients(model, batch_of(model, masked_lm))
     assert list(found) == ["contrastive", "rtd"] and found["contrastive"]["cosine"] == pytest.approx(1)
+    assert found["rtd"]["share"] == pytest.approx(found["rtd"]["norm"] / found["contrastive"]["norm"])
     assert all(parameter.grad is None for parameter in model.parameters())
     for term in found:
         torch.manual_seed(3)
@@ -53,7 +54,7 @@ def test_without_contrast_there_is_no_angle(module: ModuleType, masked_lm: Path)
     model = InforMinModel.from_backbone(masked_lm, contrastive_weight=0.0).train()
     found = module.term_gradients(model, batch_of(model, masked_lm))
     assert list(found) == ["reconstruction"] and found["reconstruction"]["cosine"] is None
-    both = module.mean_over_batches([{"a": {"norm": 1.0, "cosine": None}}, {"a": {"norm": 3.0, "cosine": 0.5}}])
+    both = module.median_over_batches([{"a": {"norm": 1.0, "cosine": None}}, {"a": {"norm": 3.0, "cosine": 0.5}}])
     assert both == {"a": {"norm": 2.0, "cosine": 0.5}}
 
 
