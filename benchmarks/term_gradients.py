@@ -37,14 +37,14 @@ def term_gradients(model: CSEModel, batch: dict[str, Any]) -> dict[str, dict[str
         return torch.cat([each.flatten() for each in found]).double()
 
     gradients = {name: gradient(term) for name, term in terms.items()}
-    contrast = gradients.get("contrastive")
+    norms = {name: own.norm().item() for name, own in gradients.items()}
     rows: dict[str, dict[str, float | None]] = {}
     for name, own in gradients.items():
-        norm = own.norm().item()
-        both = contrast is not None and norm > 0 and contrast.norm().item() > 0
-        cosine = cosine_similarity(own, contrast, dim=0, eps=0.0).item() if contrast is not None and both else None
-        share = norm / contrast.norm().item() if contrast is not None and both else None
-        rows[name] = {"value": terms[name].item(), "norm": norm, "share": share, "cosine": cosine}
+        share = cosine = None
+        if norms[name] and norms.get("contrastive"):
+            share = norms[name] / norms["contrastive"]
+            cosine = cosine_similarity(own, gradients["contrastive"], dim=0, eps=0.0).item()
+        rows[name] = {"value": terms[name].item(), "norm": norms[name], "share": share, "cosine": cosine}
     return rows
 
 
@@ -65,7 +65,7 @@ def read_models(starts: list[str], checkpoints: list[Path], device: str) -> list
     Raises:
         ValueError: a start that is not METHOD=ENCODER, a folder that holds no training checkpoint.
     """
-    found = []
+    found, kinds = [], {kind.config_class: kind for kind in METHODS.values()}
     for start in starts:
         method, _, name = start.partition("=")
         if method not in METHODS or not name:
@@ -74,7 +74,6 @@ def read_models(starts: list[str], checkpoints: list[Path], device: str) -> list
         model = METHODS[method].from_backbone(name)
         found.append({"title": method, "step": 0, "model": model, "tokenizer": name})
     for folder in checkpoints:
-        kinds = {kind.config_class: kind for kind in METHODS.values()}
         config = AutoConfig.from_pretrained(folder) if (folder / "config.json").is_file() else None
         state = folder / "trainer_state.json"
         if type(config) not in kinds or not state.is_file():
