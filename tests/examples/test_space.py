@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +64,41 @@ def page() -> Iterator[Any]:
         pytest.skip("needs a headless Chromium on the path, or the one that CSEKIT_CHROMIUM names")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser.new_page(viewport={"width": 1280, "height": 1000})
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        page.set_default_timeout(90_000)  # on a crowded machine the page takes more than 30 s to mount
+        yield page
         browser.close()
+
+
+def until(act: Callable[[], Any], sign: Any, attempts: int = 4) -> None:
+    """Repeats `act` until `sign` is seen: on a crowded machine a first attempt has gone unanswered for 30 seconds."""
+    from playwright.sync_api import TimeoutError as Late
+
+    for attempt in range(attempts):
+        act()
+        try:
+            return sign.wait_for(timeout=20_000)
+        except Late as late:
+            if attempt == attempts - 1:
+                raise AssertionError(f"{sign} is not on the page:\n{sign.page.inner_text('body')}") from late
+
+
+def search(page: Any, query: str) -> None:
+    page.locator("#query textarea, #query input").first.fill(query)
+    page.locator("#search").click()
+
+
+def compare(page: Any, text: str) -> None:
+    page.locator("#sentences textarea").fill(text)
+    page.locator("#compare").click()
 
 
 def test_neighbours_and_heat_map_in_a_browser(address: str, page: Any) -> None:
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(address)
-    page.locator("#query textarea, #query input").first.fill(SENTENCES[1])
-    page.locator("#search").click()
     visible = page.locator(".cell-wrap:visible")
-    visible.filter(has_text=SENTENCES[0]).nth(1).wait_for(timeout=30_000)
+    until(lambda: search(page, SENTENCES[1]), visible.filter(has_text=SENTENCES[0]).nth(1))
     headers = page.locator("th:visible").all_inner_texts()
     assert any("first" in text for text in headers) and any("second" in text for text in headers)
     cells = visible.all_inner_texts()
@@ -84,14 +107,10 @@ def test_neighbours_and_heat_map_in_a_browser(address: str, page: Any) -> None:
         assert sum(cell.strip() == sentence for cell in cells) >= 2, sentence  # the corpus has no more, on both sides
 
     page.get_by_role("tab", name="Similarity").click()
-    page.locator("#sentences textarea").fill("the dog runs\nthe cat runs\na red ball")
-    page.locator("#compare").click()
     image = page.locator("#heat_map img")
-    image.wait_for(timeout=30_000)
+    until(lambda: compare(page, "the dog runs\nthe cat runs\na red ball"), image)
     assert image.evaluate("i => i.naturalWidth") > 600
-    page.locator("#sentences textarea").fill("the dog runs")
-    page.locator("#compare").click()
-    page.get_by_text("Give 2 to 12 sentences, one a line; got 1.").wait_for(timeout=30_000)
+    until(lambda: compare(page, "the dog runs"), page.get_by_text("Give 2 to 12 sentences, one a line; got 1.").first)
     assert not errors
 
 
