@@ -88,7 +88,7 @@ class Records:
         starts = (self.state(trial) or {}).get("starts", 1)
         ending: dict[str, Any] = {"status": status, "starts": starts, "returncode": returncode}
         if tail is not None:
-            ending["tail"] = [self._public_text(trial, line) for line in tail]
+            ending["tail"] = self._public(trial, tail)
         self._note(trial, ending)
 
     def drop_checkpoints(self, trial: Trial) -> None:
@@ -139,22 +139,25 @@ class Records:
         return record
 
     def _public(self, trial: Trial, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: self._public(trial, inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [self._public(trial, inner) for inner in value]
-        return self._public_text(trial, value) if isinstance(value, str) else value
-
-    def _public_text(self, trial: Trial, text: str) -> str:
-        """Paths of this machine cut to their last part."""
+        """A copy with paths of this machine cut to their last part."""
         words = [*trial.command, *trial.arguments.values(), str(self.folder(trial).absolute()), str(Path.cwd())]
         flat = [inner for word in words for inner in ([word] if isinstance(word, str) else word)]
         outside = [word for word in flat if os.path.isabs(word) or word.startswith("..")]
         outside += [str((self.output_dir / label).absolute()) for label in trial.needs]
-        paths = {word.rstrip("/") for word in outside} | {str(Path(word).resolve()) for word in outside}
-        for path in sorted(paths - {"", "/"}, key=len, reverse=True):
-            text = re.sub(re.escape(path) + r"(?![\w.-])", Path(path).name, text)
-        return text
+        found = {word.rstrip("/") for word in outside} | {str(Path(word).resolve()) for word in outside}
+        return _cut(value, sorted(found - {"", "/"}, key=len, reverse=True))
+
+
+def _cut(value: Any, paths: Sequence[str]) -> Any:
+    """Each of ``paths``, the longest first, cut to its last part wherever it is in ``value``."""
+    if isinstance(value, dict):
+        return {key: _cut(inner, paths) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_cut(inner, paths) for inner in value]
+    if isinstance(value, str):
+        for path in paths:
+            value = re.sub(re.escape(path) + r"(?![\w.-])", Path(path).name, value)
+    return value
 
 
 def measured_clock(records: Records) -> Clock:

@@ -46,7 +46,7 @@ class Runner:
         self.records, self.clock, self.keep_checkpoints, self.lock = records, clock, keep_checkpoints, lock
         self.child: subprocess.Popen[bytes] | None = None
         self.stopped = False
-        self.done = 0
+        self.done = self.started = 0
         self.total = sum(not records.plan.experiments[trial.experiment].measured_in for trial in records.plan.trials())
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
             if hasattr(signal, name):
@@ -76,6 +76,7 @@ class Runner:
         expected = "?" if seconds is None else f"{seconds / 60:.1f}"
         print(f"{self.head(trial)}  {expected} min expected, log {self.log(trial)}", flush=True)
         resume = self.records.begin(trial)
+        self.started += 1
         started = time.monotonic()
         returncode = self.process(trial, resume)
         self.records.end(trial, "running", returncode)
@@ -122,7 +123,7 @@ def run_all(runner: Runner, plan: Plan, records: Records) -> bool:
     for experiment in plan.experiments.values():
         if experiment.measured_in:
             continue
-        first = experiment.first_trials()
+        before, first = runner.started, experiment.first_trials()
         outcomes = [runner.run(trial) for trial in first]
         complete &= all(outcomes)
         if not experiment.grid or runner.stopped:
@@ -136,7 +137,8 @@ def run_all(runner: Runner, plan: Plan, records: Records) -> bool:
         print(f"{experiment.name}: chosen on dev {chosen[1]['dev']:.2f}: {chosen[1]['trial']}{missing}", flush=True)
         outcomes = [runner.run(trial) for trial in chosen_trials(experiment, records)]
         complete &= all(outcomes)
-        summarise(records, bootstrap_p_value)
+        if runner.started > before:
+            summarise(records, bootstrap_p_value)
     return complete and not runner.stopped
 
 
