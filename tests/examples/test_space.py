@@ -51,7 +51,7 @@ def address(tmp_path: Path, tiny_folder: Path) -> Iterator[str]:
         yield url
     finally:
         app.terminate()
-        app.wait(10)
+        app.wait(60)
         log.close()
 
 
