@@ -71,7 +71,7 @@ def page() -> Iterator[Any]:
 
 
 def until(act: Callable[[], Any], sign: Any, attempts: int = 4) -> None:
-    """Repeats `act` until `sign` is seen: on a crowded machine a first attempt has gone unanswered for 30 seconds."""
+    """Repeats `act` until `sign` is seen: a first attempt has once gone unanswered for 30 seconds."""
     from playwright.sync_api import TimeoutError as Late
 
     for attempt in range(attempts):
