@@ -36,6 +36,9 @@ def test_counts_are_those_of_the_parts(
     head = 2 * layer() + HIDDEN * HIDDEN + HIDDEN + 2 * HIDDEN + V * HIDDEN + V  # two layers, transform, output
     detector = encoder + 2 * HIDDEN + 2
     generator = encoder + HIDDEN * HIDDEN + HIDDEN + 2 * HIDDEN + V  # output matrix tied
+    linear = HIDDEN * HIDDEN + HIDDEN
+    decoder = HIDDEN + 3 * 2 * HIDDEN + (4 * HIDDEN * HIDDEN + 4 * HIDDEN) + linear  # start, norms, attention, memory
+    decoder += 2 * HIDDEN + 8 * HIDDEN * HIDDEN + 5 * HIDDEN + linear + V  # feed-forward, the way out, tied to the input
     expected = {
         "simcse-tanh": (encoder + tanh, encoder + tanh, 0),
         "simcse-batchnorm": (encoder + batchnorm, encoder + batchnorm, 0),
@@ -47,6 +50,7 @@ def test_counts_are_those_of_the_parts(
             encoder + batchnorm + head + detector,
             generator,
         ),
+        "msse": (encoder + linear + decoder, encoder + linear + decoder, 0),
     }
     assert list(rows) == list(expected)
     for name, counts in expected.items():
