@@ -134,7 +134,9 @@ class Records:
         source = self.folder(trial) / entry.get("file", "none")
         if trial.kind in ("final", "command") and source.is_file():
             record["similarities"] = {**entry, "file": similarities_path(path).name}
-            shutil.copyfile(source, similarities_path(path))
+            draft = path.with_name(f".{path.name}.{os.getpid()}.npz")
+            shutil.copyfile(source, draft)
+            os.replace(draft, similarities_path(path))
         write_json(path, record)
         return record
 

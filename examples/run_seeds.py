@@ -6,10 +6,16 @@
         --grid learning_rate=3e-5,1e-4 --grid_steps 300 -- --method simcse --train_file sentences.txt
 
 `csekit.evaluation.plans` says what a plan holds, `csekit.evaluation.trials` what is kept of each trial. Trials run
-one at a time. A failed one is noted and the others go on; the next call tries it again. What another plan has measured
-(`measured_in`) is read, not run. SIGTERM, SIGHUP and Ctrl-C
-reach the running trial as SIGTERM, so that it can save, and end the program with 143. Exit codes: 0 all trials
-finished, 1 some did not, 2 nothing was started.
+one at a time; the same command once more, on another device, takes those that no other process has, and waits for the
+rest:
+
+    CUDA_VISIBLE_DEVICES=0 python examples/run_seeds.py PLAN.yaml --output_dir runs/equal-terms &
+    CUDA_VISIBLE_DEVICES=1 python examples/run_seeds.py PLAN.yaml --output_dir runs/equal-terms
+
+A failed trial is noted and the others go on; the next call tries it again. What another plan has measured
+(`measured_in`) is read, not run. SIGTERM, SIGHUP and Ctrl-C reach the running trial as SIGTERM, so that it can save,
+and end the program with 143; another process takes it up. Exit codes: 0 all trials finished, 1 some did not, 2 nothing
+was started.
 """
 
 import argparse
@@ -17,6 +23,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,19 +43,24 @@ from csekit.evaluation.trials import (
 
 try:
     import fcntl
-except ImportError:  # not on Windows: two runs in one folder go unnoticed there
+except ImportError:  # not on Windows: two processes in one folder go unnoticed there
     fcntl = None  # type: ignore[assignment]
 
 
 class Runner:
-    """Runs trials one after another and hands stop signals on to the running one."""
+    """Runs trials one after another, beside other processes, and hands stop signals on to the running one."""
 
-    def __init__(self, records: Records, clock: Clock, keep_checkpoints: bool, lock: Any) -> None:
-        self.records, self.clock, self.keep_checkpoints, self.lock = records, clock, keep_checkpoints, lock
+    def __init__(self, records: Records, clock: Clock, keep_checkpoints: bool) -> None:
+        self.records, self.clock, self.keep_checkpoints = records, clock, keep_checkpoints
         self.child: subprocess.Popen[bytes] | None = None
         self.stopped = False
-        self.done = self.started = 0
-        self.total = sum(not records.plan.experiments[trial.experiment].measured_in for trial in records.plan.trials())
+        self.started = 0
+        own = [t.label for t in records.plan.trials() if not records.plan.experiments[t.experiment].measured_in]
+        self.places = {label: f"[{place:>3}/{len(own)}] {label}" for place, label in enumerate(own, start=1)}
+        self.waiting: dict[str, str] = {}  # trial -> the one, itself or what it reads, that another process runs
+        self.elsewhere: set[str] = set()  # trials that another process was seen to run
+        self.over: set[str] = set()  # trials without a result that this call does not try again
+        self.said: set[str] = set()
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), self.stop)
@@ -58,47 +71,63 @@ class Runner:
             self.child.terminate()
 
     def run(self, trial: Trial) -> bool:
-        """Run a trial unless it has finished; True where it has a result in the end."""
-        if self.stopped:
+        """Run a trial unless it has finished, or another process has it; True where it has a result in the end."""
+        if self.stopped or trial.label in self.over:
             return False
-        self.done += 1
-        try:
-            if self.records.result(trial) is not None:
-                return self.finished(trial)
-            reason = self.records.waits_for(trial)
-        except PlanError as error:
-            print(f"{self.head(trial)}  refused: {error}", flush=True)
+        with self.claim(trial.label) as lock:
+            if lock is None:
+                self.elsewhere.add(trial.label)
+            needed = [trial.label] if lock is None else [n for n in trial.needs if n in self.waiting or self.held(n)]
+            if needed:
+                self.waiting[trial.label] = held = self.waiting.get(needed[0], needed[0])
+                self.say(f"{self.places[trial.label]}  another process runs {held}")
+                return False
+            try:
+                finished = self.run_claimed(trial, lock)
+            except PlanError as error:
+                self.say(f"{self.places[trial.label]}  refused: {error}")
+                finished = False
+        if not finished:
+            self.over.add(trial.label)
+        return finished
+
+    def run_claimed(self, trial: Trial, lock: Any) -> bool:
+        head = self.places[trial.label]
+        if self.records.result(trial) is not None:
+            return self.finished(trial)
+        if (reason := self.records.waits_for(trial)) is not None:
+            self.say(f"{head}  not started, waits for {reason}")
             return False
-        if reason is not None:
-            print(f"{self.head(trial)}  not started, waits for {reason}", flush=True)
+        if trial.label in self.elsewhere and (self.records.state(trial) or {}).get("status") == "failed":
+            self.say(f"{head}  failed in another process")
             return False
         seconds = self.clock.seconds(trial)
         expected = "?" if seconds is None else f"{seconds / 60:.1f}"
-        print(f"{self.head(trial)}  {expected} min expected, log {self.log(trial)}", flush=True)
+        print(f"{head}  {expected} min expected, log {self.log(trial)}", flush=True)
         resume = self.records.begin(trial)
         self.started += 1
         started = time.monotonic()
-        returncode = self.process(trial, resume)
+        returncode = self.process(trial, resume, lock)
         self.records.end(trial, "running", returncode)
         minutes = (time.monotonic() - started) / 60
         if (result := self.records.result(trial)) is not None:
             self.records.end(trial, "finished", returncode)
             if not resume:
                 self.clock.add(trial, result.get("seconds") or {})
-            print(f"{self.head(trial)}  dev {dev_score(result)}, {minutes:.1f} min", flush=True)
+            print(f"{head}  dev {dev_score(result)}, {minutes:.1f} min", flush=True)
             return self.finished(trial)
         interrupted = self.stopped or returncode in (143, -signal.SIGTERM)
         status = "interrupted" if interrupted else "failed"
         tail = self.log(trial).read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
         self.records.end(trial, status, returncode, None if interrupted else tail)
         last = next((line for line in reversed(tail) if line.strip()), "no output")
-        print(f"{self.head(trial)}  {status}, exit code {returncode}, {minutes:.1f} min: {last}", flush=True)
+        print(f"{head}  {status}, exit code {returncode}, {minutes:.1f} min: {last}", flush=True)
         return False
 
-    def process(self, trial: Trial, resume: bool) -> int:
-        """The child process. It inherits the lock, and leaves our process group so that only we signal it."""
+    def process(self, trial: Trial, resume: bool, lock: Any) -> int:
+        """The child process. It inherits the claim, and leaves our process group so that only we signal it."""
         argv = [sys.executable, *trial.argv(self.records.output_dir, resume)]
-        inherit = [self.lock.fileno()] if fcntl else []
+        inherit = [lock.fileno()] if fcntl else []
         with self.log(trial).open("ab") as log:
             self.child = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True, pass_fds=inherit)
         if self.stopped:  # the signal came before there was a child
@@ -110,36 +139,71 @@ class Runner:
             self.records.drop_checkpoints(trial)
         return True
 
+    @contextmanager
+    def claim(self, label: str) -> Iterator[Any]:
+        """The lock of a trial, None where another process, or a trial that one has left behind, holds it."""
+        path = self.records.output_dir / ".locks" / label.replace("/", "--")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as lock:
+            try:
+                if fcntl:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                yield None
+            else:
+                yield lock
+
+    def held(self, label: str) -> bool:
+        """Whether another process has a trial."""
+        with self.claim(label) as lock:
+            return lock is None
+
+    def wait(self) -> None:
+        """Until another process has let go of one of the trials that ours wait for."""
+        while not self.stopped and all(map(self.held, self.waiting.values())):
+            time.sleep(1)
+
+    def say(self, line: str) -> None:
+        """Print a line once."""
+        if line not in self.said:
+            self.said.add(line)
+            print(line, flush=True)
+
     def log(self, trial: Trial) -> Path:
         return self.records.folder(trial) / "log.txt"
 
-    def head(self, trial: Trial) -> str:
-        return f"[{self.done:>3}/{self.total}] {trial.label}"
-
 
 def run_all(runner: Runner, plan: Plan, records: Records) -> bool:
-    """All trials of a plan; True where every one has a result."""
+    """All trials of a plan, again and again while another process runs some; True where every one has a result."""
+    while not (complete := run_free(runner, plan, records)) and runner.waiting and not runner.stopped:
+        runner.wait()
+    return complete and not runner.stopped
+
+
+def run_free(runner: Runner, plan: Plan, records: Records) -> bool:
+    """Those trials that no other process runs, in the plan's order; True where every one has a result."""
     complete = True
+    runner.waiting = {}
     for experiment in plan.experiments.values():
         if experiment.measured_in:
             continue
         before, first = runner.started, experiment.first_trials()
         outcomes = [runner.run(trial) for trial in first]
         complete &= all(outcomes)
-        if not experiment.grid or runner.stopped:
+        if not experiment.grid or runner.stopped or any(trial.label in runner.waiting for trial in first):
             continue
         failed, chosen = outcomes.count(False), select(experiment, records)
         if chosen is None:
-            print(f"{experiment.name}: no grid trial has a dev score; no final runs", flush=True)
-            complete, runner.done = False, runner.done + len(experiment.seeds)
+            runner.say(f"{experiment.name}: no grid trial has a dev score; no final runs")
+            complete = False
             continue
         missing = f"; {failed} grid trials have no result and took no part" if failed else ""
-        print(f"{experiment.name}: chosen on dev {chosen[1]['dev']:.2f}: {chosen[1]['trial']}{missing}", flush=True)
+        runner.say(f"{experiment.name}: chosen on dev {chosen[1]['dev']:.2f}: {chosen[1]['trial']}{missing}")
         outcomes = [runner.run(trial) for trial in chosen_trials(experiment, records)]
         complete &= all(outcomes)
         if runner.started > before:
             summarise(records, bootstrap_p_value)
-    return complete and not runner.stopped
+    return complete
 
 
 def read_arguments(argv: list[str]) -> tuple[argparse.Namespace, Plan]:
@@ -188,16 +252,8 @@ def main(argv: list[str]) -> int:
         return 2
     if args.dry_run:
         return 0
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    with (args.output_dir / ".lock").open("w") as lock:
-        try:
-            if fcntl:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            print(f"error: another run, or a trial it left behind, still works in {args.output_dir}", file=sys.stderr)
-            return 2
-        runner = Runner(records, clock, args.keep_checkpoints, lock)
-        complete = run_all(runner, plan, records)
+    runner = Runner(records, clock, args.keep_checkpoints)
+    complete = run_all(runner, plan, records)
     summarise(records, bootstrap_p_value)
     print(f"summary: {args.results_dir / plan.name / 'summary.json'}", flush=True)
     return 143 if runner.stopped else 0 if complete else 1

@@ -38,7 +38,7 @@ def test_counts_are_those_of_the_parts(
     generator = encoder + HIDDEN * HIDDEN + HIDDEN + 2 * HIDDEN + V  # output matrix tied
     linear = HIDDEN * HIDDEN + HIDDEN
     decoder = HIDDEN + 3 * 2 * HIDDEN + (4 * HIDDEN * HIDDEN + 4 * HIDDEN) + linear  # start, norms, attention, memory
-    decoder += 2 * HIDDEN + 8 * HIDDEN * HIDDEN + 5 * HIDDEN + linear + V  # feed-forward, the way out, tied to the input
+    decoder += 2 * HIDDEN + 8 * HIDDEN * HIDDEN + 5 * HIDDEN + linear + V  # feed-forward, the way out (tied)
     expected = {
         "simcse-tanh": (encoder + tanh, encoder + tanh, 0),
         "simcse-batchnorm": (encoder + batchnorm, encoder + batchnorm, 0),

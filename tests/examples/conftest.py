@@ -39,14 +39,17 @@ def stop(*_):
     note("terminated"); sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
 rate, seed = float(words["learning_rate"]), int(words["seed"])
-if float(words.get("fail_at", -1)) == rate and not os.environ.get("FAKE_HEALED"):
-    print("step 3: loss is nan"); sys.exit(3)
+def fail():
+    if float(words.get("fail_at", -1)) == rate and not os.environ.get("FAKE_HEALED"):
+        print("step 3: loss is nan"); sys.exit(3)
+"fail_late" in words or fail()
 for step in range(first, int(words["max_steps"])):
     while held.exists() and held.read_text() == str(step):
         time.sleep(0.01)
     step_file.with_name("part").write_text(str(step + 1))
     os.replace(step_file.with_name("part"), step_file)  # whole or not at all, whenever it is killed
     note(f"step {step}")  # what the tests wait for is saved
+fail()
 dev = float("nan") if float(words.get("nan_at", -1)) == rate else 80 - 1e4 * rate + 0.01 * (seed - 42)
 scored = words["do_predict"] == "True" or words.get("leak")
 tasks = {t: {"all": 50 + 1e4 * rate + i + (seed - 42) ** 2, "mean": 0, "wmean": 0} for i, t in enumerate(TASKS)}

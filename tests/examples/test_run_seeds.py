@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from typing import Any
 
@@ -91,14 +90,12 @@ def test_killed_half_way_it_goes_on_where_it_was(bench: Any, orphan: bool) -> No
         bench.wait_for("one/seed=42 step 2")
         process.kill()
         process.communicate()
-        if orphan:  # the trial that was left behind still runs, and holds the folder until it ends
-            assert bench.run() == 2
+        if orphan:  # the trial that was left behind still runs, and is waited for
+            follower = bench.start()
+            bench.wait_for("one/seed=43 step 2")
         else:
             os.kill(int((bench.folder / "runs/one/seed=42/pid").read_text()), signal.SIGKILL)
-    limit = time.monotonic() + 120
-    while (code := bench.run()) == 2 and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert code == 0
+    assert (follower.wait(timeout=120) if orphan else bench.run()) == 0
     expected = {"one/seed=42": 1 if orphan else 2}
     names = [f"one/learning_rate={rate}" for rate in ("0.0001", "1e-05", "3e-05")]
     names += [f"one/seed={seed}" for seed in (42, 43, 44)]
@@ -106,6 +103,47 @@ def test_killed_half_way_it_goes_on_where_it_was(bench: Any, orphan: bool) -> No
     steps = Counter(line for line in bench.calls() if line.startswith("one/seed=42 step"))
     assert set(steps) == {f"one/seed=42 step {step}" for step in range(6)} and sum(steps.values()) <= 7
     assert bench.summary()["experiments"]["one"]["finished_seeds"] == [42, 43, 44]
+
+
+def test_two_processes_share_a_plan(bench: Any) -> None:
+    del bench.plan["experiments"]["two"]
+    with bench.held(1):
+        first = bench.start()
+        bench.wait_for("one/learning_rate=0.0001 step 0")
+        second = bench.start()  # the next point is free; the choice waits for both
+        bench.wait_for("one/learning_rate=1e-05 step 0")
+        assert bench.starts() == {"one/learning_rate=0.0001": 1, "one/learning_rate=1e-05": 1}
+    printed = first.communicate(timeout=120)[0] + second.communicate(timeout=120)[0]
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert len(bench.starts()) == 6 and set(bench.starts().values()) == {1}
+    assert b"another process runs one/learning_rate=0.0001" in printed
+    assert bench.summary()["experiments"]["one"]["finished_seeds"] == [42, 43, 44]
+
+
+def test_what_is_stopped_in_one_process_is_taken_up_by_another(bench: Any) -> None:
+    del bench.plan["experiments"]["two"]
+    with bench.held(1):
+        first = bench.start()
+        bench.wait_for("one/learning_rate=0.0001 step 0")
+        second = bench.start()
+        bench.wait_for("one/learning_rate=1e-05 step 0")
+        first.terminate()
+        assert first.wait(timeout=60) == 143
+    assert second.wait(timeout=120) == 0
+    assert bench.starts()["one/learning_rate=0.0001"] == 2 and bench.starts().total() == 7
+
+
+def test_what_fails_in_one_process_is_not_tried_by_another(bench: Any) -> None:
+    del bench.plan["experiments"]["two"]
+    bench.plan["arguments"] |= {"fail_at": 1e-4, "fail_late": "yes"}
+    with bench.held(1):
+        first = bench.start()
+        bench.wait_for("one/learning_rate=0.0001 step 0")
+        second = bench.start()
+        bench.wait_for("one/learning_rate=1e-05 step 0")
+    printed = first.communicate(timeout=120)[0] + second.communicate(timeout=120)[0]
+    assert (first.returncode, second.returncode) == (1, 1)
+    assert bench.starts()["one/learning_rate=0.0001"] == 1 and b"0.0001  failed in another process" in printed
 
 
 def test_sigterm_reaches_the_trial_and_stops(bench: Any) -> None:
