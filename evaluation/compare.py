@@ -3,7 +3,7 @@
 Shape suffixes: R resamples, P pairs of a task, G distinct values among them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,34 +70,59 @@ def resampled_spearman(gold: _Ranks, systems: Sequence[_Ranks], counts_RP: np.nd
 
 def bootstrap(
     gold: np.ndarray,
-    a: Sequence[np.ndarray],
-    b: Sequence[np.ndarray],
+    *sides: Sequence[np.ndarray],
     resamples: int = 1000,
     rng: np.random.Generator | None = None,
-) -> np.ndarray:
-    """Spearman of A less that of B in each resample of the pairs, (R,): the same pairs for both and for every seed.
+) -> list[np.ndarray]:
+    """Spearman of each side in each resample of the pairs, (R,): the same pairs for all sides and seeds.
 
     Arguments:
         gold: (P,) gold scores.
-        a, b: similarities (P,), one array a seed; the Spearman is averaged over seeds.
+        sides: similarities (P,), one array a seed; the Spearman is averaged over seeds.
     """
     rng = rng or np.random.default_rng(0)
-    size = len(gold)
-    columns = _Ranks(gold), [_Ranks(x) for x in a], [_Ranks(x) for x in b]
-    differences = np.empty(resamples)
+    size, ranks = len(gold), _Ranks(gold)
+    systems = [[_Ranks(values) for values in side] for side in sides]
+    scores = [np.empty(resamples) for _ in sides]
     for start in range(0, resamples, _BLOCK):
         rows = min(_BLOCK, resamples - start)
         drawn = rng.integers(size, size=(rows, size)) + size * np.arange(rows)[:, None]
         counts_RP = np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(np.float64)
-        scores = [resampled_spearman(columns[0], systems, counts_RP) for systems in columns[1:]]
-        differences[start : start + rows] = scores[0] - scores[1]
-    return differences
+        for side, found in zip(systems, scores, strict=True):
+            found[start : start + rows] = resampled_spearman(ranks, side, counts_RP)
+    return scores
 
 
-def _summary(a: float, b: float, differences_R: np.ndarray) -> Difference:
-    low, high = np.percentile(differences_R, [2.5, 97.5])
-    p = (1 + int(np.sum(differences_R <= 0))) / (1 + len(differences_R))
-    return Difference(100 * a, 100 * b, 100 * (a - b), 100 * float(low), 100 * float(high), p)
+def p_value(better_R: np.ndarray, baseline_R: np.ndarray) -> float:
+    """One-sided: how often a resample does not favour the first, (1 + #{better ≤ baseline}) / (1 + R)."""
+    return float((1 + np.sum(better_R <= baseline_R)) / (1 + len(better_R)))
+
+
+def bootstrap_averages(
+    runs: Mapping[str, Sequence[Path]], resamples: int = 1000, seed: int = 0
+) -> dict[str, np.ndarray]:
+    """Avg of the seven STS sets in each resample of the pairs, (R,), by name; the resamples of :func:`compare_runs`.
+
+    Arguments:
+        runs: results files by name, one a seed. Names with a file that has not all seven sets are left out.
+    """
+    sides = {name: _read_side(paths) for name, paths in runs.items()}
+    sides = {name: side for name, side in sides.items() if all(set(STS_TASKS) <= run.keys() for run in side)}
+    if not sides:
+        return {}
+    _common_tasks([run for side in sides.values() for run in side])
+    averages = {name: np.zeros(resamples) for name in sides}
+    for task, stream in zip(STS_TASKS, np.random.default_rng(seed).spawn(len(STS_TASKS)), strict=True):
+        gold = next(iter(sides.values()))[0][task][1]
+        values = [[run[task][0] for run in side] for side in sides.values()]
+        for name, scores_R in zip(sides, bootstrap(gold, *values, resamples=resamples, rng=stream), strict=True):
+            averages[name] += scores_R / len(STS_TASKS)
+    return averages
+
+
+def _summary(a: float, b: float, draws_a_R: np.ndarray, draws_b_R: np.ndarray) -> Difference:
+    low, high = 100 * np.percentile(draws_a_R - draws_b_R, [2.5, 97.5])
+    return Difference(100 * a, 100 * b, 100 * (a - b), float(low), float(high), p_value(draws_a_R, draws_b_R))
 
 
 def _read_side(paths: str | Path | Sequence[str | Path]) -> list[dict[str, tuple[np.ndarray, np.ndarray]]]:
@@ -144,11 +169,10 @@ def compare_runs(
         gold = side_a[0][task][1]
         values_a, values_b = ([run[task][0] for run in side] for side in (side_a, side_b))
         mean_a, mean_b = (float(np.mean([spearman(x, gold) for x in values])) for values in (values_a, values_b))
-        differences = bootstrap(gold, values_a, values_b, resamples, stream)
-        result[task] = _summary(mean_a, mean_b, differences)
-        draws[task] = differences
+        draws[task] = bootstrap(gold, values_a, values_b, resamples=resamples, rng=stream)
+        result[task] = _summary(mean_a, mean_b, *draws[task])
     if set(STS_TASKS) <= result.keys():
         mean_a = float(np.mean([result[task].a for task in STS_TASKS])) / 100
         mean_b = float(np.mean([result[task].b for task in STS_TASKS])) / 100
-        result["Avg"] = _summary(mean_a, mean_b, np.mean([draws[task] for task in STS_TASKS], axis=0))
+        result["Avg"] = _summary(mean_a, mean_b, *np.mean([draws[task] for task in STS_TASKS], axis=0))
     return result

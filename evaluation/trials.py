@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from csekit.evaluation.compare import compare_runs
+import numpy as np
+
+from csekit.evaluation.compare import p_value
 from csekit.evaluation.plans import Arguments, Clock, Experiment, Plan, PlanError, Trial
 from csekit.evaluation.results import similarities_path
 
-#: ``compare(results of the baseline, results of the other, both by seed) -> p-value``
-Compare = Callable[[Sequence[Path], Sequence[Path]], float | None]
+#: results files by experiment -> Avg in each resample of the test pairs, as ``compare.bootstrap_averages``
+Resample = Callable[[Mapping[str, Sequence[Path]]], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -244,34 +246,38 @@ def spread(values: Sequence[float]) -> dict[str, float | int | None]:
     return {"mean": statistics.fmean(values), "std": std, "n": len(values)}
 
 
-def summarise(records: Records, compare: Compare | None = None) -> dict[str, Any]:
+def summarise(records: Records, resample: Resample | None = None) -> dict[str, Any]:
     """Everything measured so far, written to ``results_dir/<plan>/summary.json`` and returned.
 
     Arguments:
-        compare: gives the p-value of an experiment against the plan's baseline; without it there are no p-values.
+        resample: what the p-values against the plan's baseline, and those of the margins, are counted in; without it
+            there are none.
     """
     plan = records.plan
     experiments = {name: _summary(experiment, records) for name, experiment in plan.experiments.items()}
-    if compare is not None and plan.baseline is not None:
-        base = _scored(plan.experiments[plan.baseline], records)
-        for name, experiment in plan.experiments.items():
-            files = _scored(experiment, records)
-            if name != plan.baseline and base and files:
-                experiments[name]["p_value"] = compare(base, files)
+    scored = {name: files for name, each in plan.experiments.items() if (files := _scored(each, records))}
+    paired = {
+        name: files for name, files in scored.items() if all((_load(f) or {}).get("similarities") for f in files)
+    }
+    draws = resample(paired) if resample is not None and (plan.baseline or plan.margins) else {}
+    for name in scored if plan.baseline in scored else ():
+        if resample is not None and name != plan.baseline:
+            experiments[name]["p_value"] = _p_value(draws, name, plan.baseline)
     summary = {"schema": 1, "plan": plan.name, "baseline": plan.baseline, "experiments": experiments}
     summary["tables"] = plan.tables
     if plan.margins:
-        summary["margins"] = {**plan.margins, "rows": _margins(records, experiments, compare)}
+        summary["margins"] = {**plan.margins, "rows": _margins(plan, scored, draws)}
     path = records.results_dir / plan.name / "summary.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, summary)
     return summary
 
 
-def bootstrap_p_value(baseline: Sequence[Path], other: Sequence[Path]) -> float | None:
-    """One-sided p-value that ``other`` beats ``baseline`` on Avg, by paired bootstrap; None without all seven sets."""
-    average = compare_runs(list(other), list(baseline)).get("Avg")
-    return None if average is None else average.p
+def _p_value(draws: Mapping[str, np.ndarray], name: str, baseline: str | None) -> float | None:
+    """That ``name`` beats ``baseline`` on Avg; None where one of them has not all seven sets."""
+    if baseline is None or name not in draws or baseline not in draws:
+        return None
+    return p_value(draws[name], draws[baseline])
 
 
 def chosen_trials(experiment: Experiment, records: Records) -> list[Trial]:
@@ -313,22 +319,17 @@ def _summary(experiment: Experiment, records: Records) -> dict[str, Any]:
     return summary
 
 
-def _margins(records: Records, summaries: Mapping[str, Any], compare: Compare | None) -> dict[str, Any]:
+def _margins(plan: Plan, scored: Mapping[str, list[Path]], draws: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Avg of every experiment less that of each one in ``margins.against``, seed by seed: ``spread`` and p-value."""
-    files = {name: _scored(experiment, records) for name, experiment in records.plan.experiments.items()}
-    averages = {name: _averages(paths) for name, paths in files.items()}
-    against = records.plan.margins["against"]
+    averages = {name: _averages(scored.get(name, [])) for name in plan.experiments}
+    against = plan.margins["against"]
     rows: dict[str, Any] = {}
-    for name in files:
+    for name in plan.experiments:
         for base in against if name not in against else []:
             seeds = [seed for seed in averages[name] if seed in averages[base]]
-            if not seeds:
-                continue
-            row = spread([averages[name][seed] - averages[base][seed] for seed in seeds])
-            p_value = summaries[name].get("p_value") if base == records.plan.baseline else None
-            if p_value is None and compare is not None:
-                p_value = compare(files[base], files[name])
-            rows.setdefault(name, {})[base] = {**row, "p_value": p_value}
+            if seeds:
+                row = spread([averages[name][seed] - averages[base][seed] for seed in seeds])
+                rows.setdefault(name, {})[base] = {**row, "p_value": _p_value(draws, name, base)}
     return rows
 
 

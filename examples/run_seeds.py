@@ -29,10 +29,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from csekit.evaluation.compare import bootstrap_averages
 from csekit.evaluation.plans import Clock, Plan, PlanError, Trial, parse_options
 from csekit.evaluation.trials import (
     Records,
-    bootstrap_p_value,
     chosen_trials,
     dev_score,
     matrix,
@@ -202,7 +202,7 @@ def run_free(runner: Runner, plan: Plan, records: Records) -> bool:
         outcomes = [runner.run(trial) for trial in chosen_trials(experiment, records)]
         complete &= all(outcomes)
         if runner.started > before:
-            summarise(records, bootstrap_p_value)
+            summarise(records, bootstrap_averages)
     return complete
 
 
@@ -254,7 +254,7 @@ def main(argv: list[str]) -> int:
         return 0
     runner = Runner(records, clock, args.keep_checkpoints)
     complete = run_all(runner, plan, records)
-    summarise(records, bootstrap_p_value)
+    summarise(records, bootstrap_averages)
     print(f"summary: {args.results_dir / plan.name / 'summary.json'}", flush=True)
     return 143 if runner.stopped else 0 if complete else 1
 

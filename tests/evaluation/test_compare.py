@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from csekit.evaluation.compare import _Ranks, bootstrap, compare_runs, resampled_spearman
+from csekit.evaluation.compare import _Ranks, bootstrap, bootstrap_averages, compare_runs, p_value, resampled_spearman
 from csekit.evaluation.results import write_results
 from csekit.evaluation.sts_data import STS_TASKS
 
@@ -53,8 +53,9 @@ def test_p_is_uniform_enough_when_neither_is_better() -> None:
     values = []
     for trial in range(60):
         gold = rng.uniform(0, 5, 80)
-        difference = bootstrap(gold, [noisy(gold, 2, 2 * trial)], [noisy(gold, 2, 2 * trial + 1)], 200)
-        values.append((1 + np.sum(difference <= 0)) / 201)
+        values.append(
+            p_value(*bootstrap(gold, [noisy(gold, 2, 2 * trial)], [noisy(gold, 2, 2 * trial + 1)], resamples=200))
+        )
     assert 0.35 < np.mean(values) < 0.65 and np.mean(np.array(values) < 0.05) < 0.15
 
 
@@ -64,6 +65,20 @@ def test_seeds_are_averaged_on_each_side(tmp_path: Path) -> None:
     together = compare_runs(a, b, 50)
     alone = [compare_runs(path, b, 50)["STS12"].a for path in a]
     assert together["STS12"].a == pytest.approx(np.mean(alone))
+
+
+def test_many_runs_at_once_are_compared_as_two_are(tmp_path: Path) -> None:
+    runs = {
+        name: [write(tmp_path / f"{name}{seed}.json", noise, 10 * place + seed) for seed in range(2)]
+        for place, (name, noise) in enumerate({"a": 2.0, "b": 2.1, "c": 2.05}.items())
+    }
+    draws = bootstrap_averages(runs | {"few": [write(tmp_path / "few.json", 2, 9, tasks=("STS12",))]}, resamples=100)
+    assert list(draws) == ["a", "b", "c"]
+    for one, other in [("a", "b"), ("b", "a"), ("c", "b")]:
+        pair = compare_runs(runs[one], runs[other], resamples=100)["Avg"]
+        assert p_value(draws[one], draws[other]) == pair.p
+        np.testing.assert_allclose(100 * np.percentile(draws[one] - draws[other], 2.5), pair.low, atol=1e-9)
+    assert 0 < p_value(draws["a"], draws["b"]) < 1 and bootstrap_averages({}) == {}
 
 
 def test_avg_needs_the_seven(tmp_path: Path) -> None:

@@ -287,18 +287,18 @@ def test_direct_form(bench: Any) -> None:
     assert bench.record("small/seed=43")["arguments"]["max_steps"] == "2"
 
 
-def test_the_p_value_of_a_compare_function_enters_the_summary(bench: Any) -> None:
+def test_p_values_are_counted_in_the_resamples(bench: Any) -> None:
     bench.run()
     records = Records(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
-    seen: list[tuple[list[str], list[str]]] = []
+    seen: list[dict[str, list[str]]] = []
 
-    def compare(base: Any, other: Any) -> float:
-        seen.append(([path.parent.name for path in base], [path.stem for path in other]))
-        return 0.25
+    def resample(files: Any) -> Any:
+        seen.append({name: [path.stem for path in paths] for name, paths in files.items()})
+        return {"one": np.array([1.0, 2.0, 3.0]), "two": np.array([2.0, 3.0, 3.0])}
 
-    summary = summarise(records, compare)
-    assert seen == [(["one"] * 3, ["seed=42", "seed=43", "seed=44"])]
-    assert summary["experiments"]["two"]["p_value"] == 0.25 and "p_value" not in summary["experiments"]["one"]
+    summary = summarise(records, resample)
+    assert seen == [{name: ["seed=42", "seed=43", "seed=44"] for name in ("one", "two")}]
+    assert summary["experiments"]["two"]["p_value"] == 0.5 and "p_value" not in summary["experiments"]["one"]
 
 
 @pytest.mark.parametrize(
