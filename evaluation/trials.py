@@ -295,12 +295,12 @@ def _summary(experiment: Experiment, records: Records) -> dict[str, Any]:
     summary: dict[str, Any] = {"title": experiment.title, "kind": experiment.kind, "seeds": experiment.seeds}
     summary |= {"measured_in": experiment.measured_in} if experiment.measured_in else {}
     if experiment.grid:
-        grid = [(trial, records.result(trial)) for trial in first]
+        grid = [(trial, _result(records, trial)) for trial in first]
         summary["grid"] = {trial.name: dev_score(result) for trial, result in grid}
         chosen = select(experiment, records)
         summary["selected"] = chosen[1] if chosen else None
     if experiment.kind == "listed":
-        summary["trials"] = {trial.name: dev_score(records.result(trial)) for trial in first}
+        summary["trials"] = {trial.name: dev_score(_result(records, trial)) for trial in first}
     every = {trial.label: trial for trial in first + final}.values()
     summary["failed"] = {trial.name: why for trial in every if (why := _failure(trial, records))}
     reported = [_result(records, trial) for trial in (first if experiment.kind == "command" else final)]

@@ -26,6 +26,8 @@ def main() -> None:
     parser.add_argument("text", help="a sentence a line, blank lines between documents")
     parser.add_argument("output", help="the .tsv file to write, with columns sentence and next")
     arguments = parser.parse_args()
+    if not arguments.output.endswith(".tsv"):  # what reads it goes by the ending
+        parser.error(f"output must end in .tsv, got {arguments.output!r}")
     with open(arguments.text, encoding="utf-8-sig") as source, open(arguments.output, "w", encoding="utf-8") as target:
         target.write("sentence\tnext\n")
         count = sum(target.write("\t".join(pair) + "\n") > 0 for pair in pairs(source))

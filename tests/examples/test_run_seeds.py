@@ -243,6 +243,17 @@ def test_listed_trials_and_commands(bench: Any) -> None:
     assert bench.record("one/weight-4")["arguments"]["do_predict"] == "False"
 
 
+def test_a_trial_of_other_arguments_has_no_score_in_the_summary(bench: Any) -> None:
+    bench.plan["arguments"]["learning_rate"] = 1e-5
+    bench.plan["experiments"] = {"one": {"trials": {"reference": {}, "weight-4": {"weight": 4}}}}
+    assert bench.run() == 0
+    bench.plan["experiments"]["one"]["trials"]["weight-4"] = {"weight": 5}  # as another process may have it
+    records = Records(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
+    summary = summarise(records)["experiments"]["one"]
+    assert summary["trials"] == {"reference": 79.9, "weight-4": None}
+    assert summary["failed"]["weight-4"]["status"] == "refused"
+
+
 def test_dry_run_prints_the_matrix_and_starts_nothing(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     bench.plan |= {"seconds_per_step": 30, "seconds_per_trial": 60}
     assert bench.run("--dry_run") == 0
