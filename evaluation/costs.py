@@ -39,33 +39,38 @@ def parameters_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[l
     return caption, head, body
 
 
-def costs_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: time and peak memory of an optimiser step, relative to the first row.
+def costs_table(
+    results: Mapping[str, Any], parameters: Mapping[str, Any] | None = None
+) -> tuple[str, list[str], list[list[str]]]:
+    """Caption, head and rows: time and peak memory of an optimiser step, and parameters, relative to the first row.
 
     Arguments:
         results: content of ``results/costs/NAME.json``.
+        parameters: content of ``results/parameters/BACKBONE.json``, whose rows have the same names; without it there
+            are no columns for them.
     """
     run, rows = results["run"], results["methods"]
     first = rows[0]
+    counts = {row["name"]: row for row in (parameters or {}).get("methods", ())}
     head = ["", "ms a step", "time", "peak memory, MiB", "memory"]
-    body = [
-        [
-            row["title"],
-            f"{1000 * row['seconds']:.0f}",
-            f"{row['time_ratio']:.2f} ×",
-            f"{row['memory'] / 2**20:,.0f}",
-            f"{row['memory'] / first['memory']:.2f} ×",
-        ]
-        for row in rows
-    ]
+    head += ["parameters in training", "parameters"] if counts else []
+    body = []
+    for row in rows:
+        cells = [row["title"], f"{1000 * row['seconds']:.0f}", f"{row['time_ratio']:.2f} ×"]
+        cells += [f"{row['memory'] / 2**20:,.0f}", f"{row['memory'] / first['memory']:.2f} ×"]
+        if counts:
+            count = counts.get(row["name"], {})
+            cells += [_count(count.get("training")), _ratio(count, counts.get(first["name"], {}), "training")]
+        body.append(cells)
     where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
     memory = "as the device's allocator counts it" if run["device"] == "cuda" else "above that before the model"
     caption = (
         f"An optimiser step over {run['batch_size']} sentences of at most {run['max_seq_length']} tokens of "
         f"{run['corpus']}, backbone {run['backbone']}, {run['precision']}, {where}: median of {run['repetitions']} "
         f"steps, taken in turn; time relative to {first['title']}: median within the turns; peak memory {memory}, "
-        "each method in a process of its own."
+        "each method in a process of its own"
     )
+    caption += "; parameters without a generator, which is in no checkpoint." if counts else "."
     return caption, head, body
 
 
@@ -326,7 +331,7 @@ def term_gradients_table(results: Mapping[str, Any]) -> tuple[str, list[str], li
 
 
 def _ratio(row: Mapping[str, Any], base: Mapping[str, Any], name: str) -> str:
-    return f"{row[name] / base[name]:.2f} ×" if base.get(name) else _MISSING
+    return f"{row[name] / base[name]:.2f} ×" if row.get(name) is not None and base.get(name) else _MISSING
 
 
 def _count(value: int | None) -> str:

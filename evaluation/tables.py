@@ -9,7 +9,7 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 (``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), ``FOLDER/FILE`` for the file of
 a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
 ``encode-memory``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see
-``csekit.evaluation.costs``; ``speed``: see ``csekit.evaluation.retrieval_tables``),
+``csekit.evaluation.costs``; ``costs`` with the backbone's ``parameters`` where there are; ``speed``: see ``csekit.evaluation.retrieval_tables``),
 ``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, or
 ``evaluation/TABLE`` for those that ``csekit eval`` wrote (see ``csekit.evaluation.score_tables``). An ablation table
 stands in the plan's ``tables``::
@@ -186,7 +186,11 @@ def render(name: str, results_dir: Path) -> str:
         path = results_dir / plan / f"{table}.json"
         if not path.is_file():
             raise TableError(f"table:{name} needs {path}, which does not exist (run benchmarks/{script} first)")
-        return _assembled(*make(read_results(path)))
+        results = read_results(path)
+        parameters = results_dir / "parameters" / f"{results['run']['backbone']}.json" if kind == "costs" else None
+        if parameters is not None and parameters.is_file():
+            return _assembled(*costs_table(results, read_results(parameters)))
+        return _assembled(*make(results))
     path = results_dir / plan / "summary.json"
     if not path.is_file():
         raise TableError(f"table:{name} needs {path}, which does not exist (run examples/run_seeds.py first)")

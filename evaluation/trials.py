@@ -56,7 +56,7 @@ class Records:
             return None
         state = self.state(trial)
         if state is None:
-            if self.folder(trial).exists() and any(self.folder(trial).iterdir()):
+            if self.folder(trial).exists() and any(not p.name.startswith(".") for p in self.folder(trial).iterdir()):
                 raise PlanError(f"{self.folder(trial)} holds files but no trial.json: move it away, or run elsewhere")
             return None
         self._must_match(trial, state, self.folder(trial))

@@ -37,8 +37,8 @@ def costs(**more: Any) -> dict[str, Any]:
     run = {"backbone": "mini", "corpus": "wiki.txt", "batch_size": 64, "max_seq_length": 32, "repetitions": 20}
     run |= {"device": "cpu", "precision": "bf16", "threads": 2, **more}
     rows = [
-        {"title": "SimCSE", "seconds": 0.25, "time_ratio": 1.0, "memory": 100 * 2**20},
-        {"title": "DiffCSE", "seconds": 0.5, "time_ratio": 2.125, "memory": 250 * 2**20},
+        {"name": "simcse", "title": "SimCSE", "seconds": 0.25, "time_ratio": 1.0, "memory": 100 * 2**20},
+        {"name": "diffcse", "title": "DiffCSE", "seconds": 0.5, "time_ratio": 2.125, "memory": 250 * 2**20},
     ]
     return {"run": run, "methods": rows, "environment": {"device": "NVIDIA X"}}
 
@@ -52,6 +52,18 @@ def test_costs() -> None:
         ["DiffCSE", "500", "2.12 ×", "250", "2.50 ×"],
     ]
     assert len(head) == 5 and "NVIDIA X" in costs_table(costs(device="cuda"))[0]
+    assert "parameters" not in caption
+
+
+def test_costs_with_parameters() -> None:
+    counts = [parameters(name="diffcse"), parameters(name="simcse", training=5_454_080)]  # in an order of their own
+    caption, head, body = costs_table(costs(), {"methods": counts})
+    assert [row[5:] for row in body] == [["5.45 M", "1.00 ×"], ["11.04 M", "2.02 ×"]]
+    assert len(head) == 7 and "without a generator" in caption
+    _, _, body = costs_table(costs(), {"methods": counts[:1]})  # of the first row nothing is known
+    assert [row[5:] for row in body] == [["–", "–"], ["11.04 M", "–"]]
+    _, _, body = costs_table(costs(), {"methods": counts[1:]})
+    assert [row[5:] for row in body] == [["5.45 M", "1.00 ×"], ["–", "–"]]
 
 
 def test_memory() -> None:
@@ -95,7 +107,12 @@ def test_the_markers(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"run benchmarks/train_step.py first"):
         update(page, tmp_path)
     write_results(tmp_path / "costs" / "mini-cpu.json", costs())
-    assert "| DiffCSE | 500 | 2.12 × | 250 | 2.50 × |" in update(page, tmp_path)
+    assert "| DiffCSE | 500 | 2.12 × | 250 | 2.50 × |\n" in update(page, tmp_path)
+    counts = [parameters(name="simcse"), parameters(name="diffcse", training=22_080_516)]
+    write_results(tmp_path / "parameters" / "other.json", {"run": {"backbone": "other"}, "methods": counts})
+    assert "| 2.50 × |\n" in update(page, tmp_path)  # another backbone's
+    write_results(tmp_path / "parameters" / "mini.json", {"run": {"backbone": "mini"}, "methods": counts})
+    assert "| DiffCSE | 500 | 2.12 × | 250 | 2.50 × | 22.08 M | 2.00 × |\n" in update(page, tmp_path)
 
 
 def record(shift: float) -> dict[str, Any]:

@@ -39,12 +39,17 @@ def stop(*_):
     note("terminated"); sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
 rate, seed = float(words["learning_rate"]), int(words["seed"])
+def holds(step):
+    try:
+        return held.read_text() == str(step)
+    except FileNotFoundError:  # asking first would leave a moment for it to go
+        return False
 def fail():
     if float(words.get("fail_at", -1)) == rate and not os.environ.get("FAKE_HEALED"):
         print("step 3: loss is nan"); sys.exit(3)
 "fail_late" in words or fail()
 for step in range(first, int(words["max_steps"])):
-    while held.exists() and held.read_text() == str(step):
+    while holds(step):
         time.sleep(0.01)
     step_file.with_name("part").write_text(str(step + 1))
     os.replace(step_file.with_name("part"), step_file)  # whole or not at all, whenever it is killed

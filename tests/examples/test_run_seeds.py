@@ -218,6 +218,12 @@ def test_a_foreign_folder_is_left_alone(bench: Any, capsys: pytest.CaptureFixtur
     assert "no trial.json" in capsys.readouterr().err
 
 
+def test_a_folder_in_which_a_trial_is_just_being_noted_is_no_foreign_one(bench: Any) -> None:
+    (bench.folder / "runs/one/learning_rate=1e-05").mkdir(parents=True)
+    (bench.folder / "runs/one/learning_rate=1e-05/.trial.json.123").write_text("{")
+    assert bench.run() == 0
+
+
 def test_a_changed_config_file_counts_as_changed_arguments(bench: Any) -> None:
     config = bench.folder / "preset.yaml"
     config.write_text("method: simcse\n")
