@@ -114,7 +114,7 @@ def test_two_processes_share_a_plan(bench: Any) -> None:
         bench.wait_for("one/learning_rate=1e-05 step 0")
         assert bench.starts() == {"one/learning_rate=0.0001": 1, "one/learning_rate=1e-05": 1}
     printed = first.communicate(timeout=120)[0] + second.communicate(timeout=120)[0]
-    assert (first.returncode, second.returncode) == (0, 0)
+    assert (first.returncode, second.returncode) == (0, 0), printed.decode()
     assert len(bench.starts()) == 6 and set(bench.starts().values()) == {1}
     assert b"another process runs one/learning_rate=0.0001" in printed
     assert bench.summary()["experiments"]["one"]["finished_seeds"] == [42, 43, 44]
