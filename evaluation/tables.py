@@ -9,7 +9,8 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 (``informin-ablations/lambda``), ``selection`` (see ``csekit.evaluation.selection``), ``FOLDER/FILE`` for the file of
 a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
 ``encode-memory``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see
-``csekit.evaluation.costs``; ``costs`` with the backbone's ``parameters`` where there are; ``speed``: see ``csekit.evaluation.retrieval_tables``),
+``csekit.evaluation.costs``; a ``costs`` table takes in the backbone's ``parameters`` where there are; ``speed``: see
+``csekit.evaluation.retrieval_tables``),
 ``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, or
 ``evaluation/TABLE`` for those that ``csekit eval`` wrote (see ``csekit.evaluation.score_tables``). An ablation table
 stands in the plan's ``tables``::

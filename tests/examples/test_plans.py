@@ -24,6 +24,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
         (tmp_path / "examples" / script).touch()
     (tmp_path / "wiki.txt").write_text("a sentence\n" * 100_000)
     names = {"BACKBONE": "mini", "STAGE1": "runs/stage1", "CSEKIT_DATA": "data", "WIKI_NEXT": "next.tsv"}
+    names["PARANMT"] = "paranmt.tsv"
     return {**names, "WIKI": str(tmp_path / "wiki.txt")}
 
 
