@@ -1,15 +1,12 @@
 """Training on real back-translated pairs: ParaNMT's, English to Czech and back."""
 
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from csekit.modeling import METHODS
+from csekit.modeling import MSSEModel
 from csekit.trainers import CSETrainer, CSETrainingArguments, load_corpus
 from csekit.trainers.tokenizer_training import train_tokenizer
 
@@ -21,8 +18,8 @@ def read(path: Path) -> list[list[str]]:
 
 
 @pytest.fixture
-def trainer(data_dir: Path, small: ModuleType, tmp_path: Path) -> Callable[..., CSETrainer]:
-    """``trainer(method, columns)`` over the 1,000 pairs: a new encoder of two layers, its vocabulary from the text."""
+def run(data_dir: Path, tmp_path: Path) -> CSETrainer:
+    """MSSE over the 1,000 pairs: a new encoder of two layers, its vocabulary from the text."""
     pairs = read(data_dir / "paranmt" / "eval.txt")
     file = tmp_path / "pairs.tsv"
     file.write_text("\n".join(["sent0\tsent1", *("\t".join(pair) for pair in pairs)]) + "\n", encoding="utf-8")
@@ -32,32 +29,24 @@ def trainer(data_dir: Path, small: ModuleType, tmp_path: Path) -> Callable[..., 
     backbone = BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes))
     backbone.save_pretrained(tmp_path / "backbone")
     tokenizer.save_pretrained(tmp_path / "backbone")
-
-    def make(method: str, columns: list[str] | None = None, **fields: Any) -> CSETrainer:
-        corpus = load_corpus(file, columns=columns, cache_dir=tmp_path / "cache")
-        model = METHODS[method].from_backbone(tmp_path / "backbone", **fields)
-        args = CSETrainingArguments(
-            output_dir=str(tmp_path / "run"),
-            per_device_train_batch_size=50,
-            max_steps=80,
-            learning_rate=1e-3,
-            eval_steps=80,
-            label_free_samples=50,
-            disable_tqdm=True,
-            use_cpu=True,
-            report_to="none",
-        )
-        return CSETrainer(model, args, corpus, tokenizer, None)
-
-    return make
+    args = CSETrainingArguments(
+        output_dir=str(tmp_path / "run"),
+        per_device_train_batch_size=50,
+        max_steps=80,
+        learning_rate=1e-3,
+        eval_steps=80,
+        label_free_samples=50,
+        disable_tqdm=True,
+        use_cpu=True,
+        report_to="none",
+    )
+    model = MSSEModel.from_backbone(tmp_path / "backbone", pooling="mean", prompt_template=None)
+    return CSETrainer(model, args, load_corpus(file, cache_dir=tmp_path / "cache"), tokenizer, None)
 
 
 @pytest.mark.data
-def test_msse_comes_to_find_translations_that_it_has_not_seen(
-    trainer: Callable[..., CSETrainer], data_dir: Path
-) -> None:
+def test_msse_comes_to_find_translations_that_it_has_not_seen(run: CSETrainer, data_dir: Path) -> None:
     unseen = read(data_dir / "paranmt" / "test.txt")
-    run = trainer("msse", pooling="mean", prompt_template=None)
     assert run.train_dataset[0]["texts"] == read(data_dir / "paranmt" / "eval.txt")[0]
 
     def surprise() -> float:
