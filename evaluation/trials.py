@@ -56,8 +56,10 @@ class Records:
             return None
         state = self.state(trial)
         if state is None:
-            if self.folder(trial).exists() and any(not p.name.startswith(".") for p in self.folder(trial).iterdir()):
-                raise PlanError(f"{self.folder(trial)} holds files but no trial.json: move it away, or run elsewhere")
+            folder = self.folder(trial)
+            foreign = folder.exists() and any(not path.name.startswith(".trial.json.") for path in folder.iterdir())
+            if foreign and self.state(trial) is None:  # else another process has just begun it
+                raise PlanError(f"{folder} holds files but no trial.json: move it away, or run elsewhere")
             return None
         self._must_match(trial, state, self.folder(trial))
         result = _load(self.folder(trial) / "results.json")

@@ -211,9 +211,10 @@ def test_the_records_alone_tell_that_a_trial_is_finished(bench: Any) -> None:
     assert bench.run() == 0 and bench.calls() == calls
 
 
-def test_a_foreign_folder_is_left_alone(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["model.bin", ".notes"])
+def test_a_foreign_folder_is_left_alone(bench: Any, capsys: pytest.CaptureFixture[str], name: str) -> None:
     (bench.folder / "runs/one/learning_rate=1e-05").mkdir(parents=True)
-    (bench.folder / "runs/one/learning_rate=1e-05/model.bin").write_text("mine")
+    (bench.folder / "runs/one/learning_rate=1e-05" / name).write_text("mine")
     assert bench.run() == 2 and not bench.calls()
     assert "no trial.json" in capsys.readouterr().err
 
