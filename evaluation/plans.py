@@ -157,8 +157,8 @@ class Plan:
 
     Arguments:
         baseline: the experiment that the p-values are against.
-        margins: ``against``, a list of experiments: the difference of Avg of every other one to each of them;
-            ``paper``, the published differences by experiment, and their ``source``.
+        margins: ``against``, a list of experiments: the difference of Avg of every other one to each of them; or a
+            base by experiment. ``paper``, the published differences by experiment, and their ``source``.
         max_minutes: a longer estimate is refused.
         tables: ablation tables, as ``csekit.evaluation.tables`` documents them.
     """
@@ -189,7 +189,8 @@ class Plan:
         if baseline is not None and baseline not in experiments:
             raise PlanError(f"baseline must be one of {sorted(experiments)}, got {baseline!r}")
         margins = raw.get("margins") or {}
-        for name in [*margins.get("against", []), *margins.get("paper", {})]:
+        against = margins.get("against", [])
+        for name in [*against, *(against.values() if isinstance(against, dict) else []), *margins.get("paper", {})]:
             if name not in experiments:
                 raise PlanError(f"margins must name experiments of {sorted(experiments)}, got {name!r}")
         tables = raw.get("tables") or {}

@@ -115,14 +115,17 @@ def margin_table(summary: Mapping[str, Any]) -> str:
         )
     titles = {name: experiment["title"] for name, experiment in summary["experiments"].items()}
     paper = spec.get("paper") or {}
-    head = ["", "Avg"]
-    for base in spec["against"]:
+    against = spec["against"]
+    own = isinstance(against, dict)  # each row its own base, named in a column
+    head = ["", "Avg", *(["less", "difference", "p"] if own else [])]
+    for base in [] if own else against:
         head += [f"less {titles[base]}", "p"]
     body = []
     for name, row in spec["rows"].items():
         cells = [titles[name], _spread(summary["experiments"][name]["test"]["Avg"])]
-        for base in spec["against"]:
+        for base in row if own else against:
             margin = row.get(base) or {}
+            cells += [titles[base]] if own else []
             cells += [_spread(margin, sign=True), _p_value(margin.get("p_value"))]
         body.append([*cells, *([_number(paper.get(name), sign=True)] if paper else [])])
     head += ["paper"] if paper else []

@@ -322,16 +322,16 @@ def _summary(experiment: Experiment, records: Records) -> dict[str, Any]:
 
 
 def _margins(plan: Plan, scored: Mapping[str, list[Path]], draws: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Avg of every experiment less that of each one in ``margins.against``, seed by seed: ``spread`` and p-value."""
+    """Avg of every experiment less that of its bases in ``margins.against``, seed by seed: ``spread`` and p-value."""
     averages = {name: _averages(scored.get(name, [])) for name in plan.experiments}
     against = plan.margins["against"]
+    every = [(name, base) for name in plan.experiments if name not in against for base in against]
     rows: dict[str, Any] = {}
-    for name in plan.experiments:
-        for base in against if name not in against else []:
-            seeds = [seed for seed in averages[name] if seed in averages[base]]
-            if seeds:
-                row = spread([averages[name][seed] - averages[base][seed] for seed in seeds])
-                rows.setdefault(name, {})[base] = {**row, "p_value": _p_value(draws, name, base)}
+    for name, base in against.items() if isinstance(against, dict) else every:
+        seeds = [seed for seed in averages[name] if seed in averages[base]]
+        if seeds:
+            row = spread([averages[name][seed] - averages[base][seed] for seed in seeds])
+            rows.setdefault(name, {})[base] = {**row, "p_value": _p_value(draws, name, base)}
     return rows
 
 

@@ -105,6 +105,10 @@ def test_margins_stand_beside_the_papers(results: Path, summary: dict[str, Any])
     assert body[0].replace("+1.00 ± 0.25", "-0.50") in update(
         "<!-- table:small/margins -->\n<!-- end table -->\n", results
     )
+    summary["margins"]["against"] = {"other": "plain"}
+    head, _, row = margin_table(summary).splitlines()[-3:]
+    assert head == "|  | Avg | less | difference | p | paper |"
+    assert row == "| a\\|b | 64.00 ± 0.50 | plain | -0.50 | 0.031 | +2.60 |"
     with pytest.raises(TableError, match="has no margins"):
         margin_table(summary | {"margins": {**summary["margins"], "rows": {}}})
 

@@ -127,6 +127,15 @@ def test_margins_are_differences_seed_by_seed(second_plan: Any) -> None:
     assert row["n"] == 2 and 0 < row["p_value"] <= 1
 
 
+def test_a_margin_against_an_own_base(second_plan: Any) -> None:
+    second_plan.plan["experiments"]["four"] = {"title": "Four", "grid": {"learning_rate": [3e-5]}}
+    second_plan.plan["margins"] = {"against": {"three": "one", "four": "three"}}
+    assert second_plan.run() == 0
+    rows = summary_of(second_plan, "second")["margins"]["rows"]
+    assert {name: list(row) for name, row in rows.items()} == {"three": ["one"], "four": ["three"]}
+    np.testing.assert_allclose([rows["three"]["one"]["mean"], rows["four"]["three"]["mean"]], [0.0, -0.7], atol=1e-9)
+
+
 def test_rows_on_other_terms_are_refused(second_plan: Any, capsys: pytest.CaptureFixture[str]) -> None:
     second_plan.plan["arguments"]["max_steps"] = 4
     assert second_plan.run() == 2 and not second_plan.calls()
@@ -143,6 +152,7 @@ def test_rows_that_are_not_measured_yet_are_left_out(second_plan: Any, capsys: p
 
 
 def test_margins_name_experiments(second_plan: Any) -> None:
-    second_plan.plan["margins"]["paper"]["four"] = 1.0
-    with pytest.raises(PlanError, match="margins must name experiments"):
-        Plan.from_dict(second_plan.plan)
+    for wrong in ({"paper": {"four": 1.0}}, {"against": {"four": "one"}}, {"against": {"three": "four"}}):
+        margins = second_plan.plan["margins"] | wrong
+        with pytest.raises(PlanError, match=r"margins must name experiments.*'four'"):
+            Plan.from_dict(second_plan.plan | {"margins": margins})
