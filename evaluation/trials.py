@@ -336,9 +336,9 @@ def _margins(plan: Plan, scored: Mapping[str, list[Path]], draws: Mapping[str, n
 
 
 def _averages(paths: Sequence[Path]) -> dict[int, float]:
-    """Avg by seed."""
+    """Avg by seed; an encoder that was not trained has none."""
     results = [result for path in paths if (result := _load(path)) is not None]
-    return {result["seed"]: scores["Avg"] for result in results if "Avg" in (scores := test_scores(result))}
+    return {r["seed"]: scores["Avg"] for r in results if "seed" in r and "Avg" in (scores := test_scores(r))}
 
 
 def _failure(trial: Trial, records: Records) -> dict[str, Any] | None:
