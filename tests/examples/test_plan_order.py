@@ -136,6 +136,15 @@ def test_a_margin_against_an_own_base(second_plan: Any) -> None:
     np.testing.assert_allclose([rows["three"]["one"]["mean"], rows["four"]["three"]["mean"]], [0.0, -0.7], atol=1e-9)
 
 
+def test_an_untrained_encoder_has_no_margin(second_plan: Any) -> None:
+    code = "import json, sys; json.dump({'test': {'tasks': {}, 'avg': 40.0}}, open(sys.argv[1], 'w'))"
+    second_plan.plan["experiments"]["untrained"] = {"command": ["-c", code, "{output_dir}/results.json"]}
+    assert second_plan.run() == 0
+    summary = summary_of(second_plan, "second")
+    assert summary["experiments"]["untrained"]["test"]["Avg"]["mean"] == 40.0
+    assert set(summary["margins"]["rows"]) == {"three"}
+
+
 def test_rows_on_other_terms_are_refused(second_plan: Any, capsys: pytest.CaptureFixture[str]) -> None:
     second_plan.plan["arguments"]["max_steps"] = 4
     assert second_plan.run() == 2 and not second_plan.calls()
