@@ -21,7 +21,7 @@ translation = ["sentencepiece>=0.2"]
 retrieval = ["pytrec-eval-terrier>=0.5.6"]
 mteb = ["mteb>=2.26", *retrieval]
 ray = ["ray[data]>=2.50"]
-onnx = ["onnx>=1.19", "onnxruntime>=1.23", "onnxscript>=0.6"]
+onnx = ["onnx>=1.19", "onnxruntime>=1.25", "onnxscript>=0.6"]
 
 setup(
     name="csekit",
