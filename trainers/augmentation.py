@@ -57,11 +57,7 @@ class Augmentation:
         """
         words_N = [text.split(maxsplit=count)[:count] for text, count in zip(texts, words, strict=True)]
         W = max(map(len, words_N), default=0)
-        epoch_N, index_N = np.asarray(epoch), np.asarray(index)
-        draws_N2W = np.empty((len(words_N), 2, W))
-        for each in np.unique(epoch_N):
-            rows = np.flatnonzero(epoch_N == each)
-            draws_N2W[rows] = uniform(seed, int(each), index_N[rows], f"augmentation/{self.kind}", (2, W))
+        draws_N2W = uniform(seed, epoch, index, f"augmentation/{self.kind}", (2, W))
         return [" ".join(self._of_words(words, *draws)) for words, draws in zip(words_N, draws_N2W, strict=True)]
 
     def _of_words(self, words: list[str], choice_W: np.ndarray, order_W: np.ndarray) -> list[str]:

@@ -115,18 +115,19 @@ class Translator:
     def __call__(
         self, texts: Sequence[str | None], progress: Callable[[int], Any] = lambda count: None
     ) -> list[str | None]:
-        """Translations in the order of the texts; None where a text is None, or longer than ``max_length`` tokens.
+        """Translations in the order of the texts; None where a text is None, or longer than ``max_length`` tokens; ""
+        stays as it is.
 
         Arguments:
             progress: called with the number of texts that are done.
         """
-        given = [i for i, text in enumerate(texts) if text is not None]
+        given = [i for i, text in enumerate(texts) if text]
         ids = self.tokenizer([f"{self.prefix}{texts[i]}" for i in given])["input_ids"] if given else []
         longest = min(self.settings.max_length, self.room)
         rows = {i: row for i, row in zip(given, ids, strict=True) if len(row) <= longest}
         order = sorted(rows, key=lambda i: -len(rows[i]))
         progress(len(texts) - len(order))
-        result: list[str | None] = [None] * len(texts)
+        result: list[str | None] = ["" if text == "" else None for text in texts]
         for start in range(0, len(order), self.settings.batch_size):
             places = order[start : start + self.settings.batch_size]
             batch = self.tokenizer.pad({"input_ids": [rows[i] for i in places]}, return_tensors="pt").to(self.device)
@@ -154,8 +155,8 @@ def write_back_translations(
 ) -> dict[str, int]:
     """Write sentence and back-translation as columns sent0 and sent1, and beside them how they were made.
 
-    Until the end the finished blocks lie in ``<target>.parts``. Another call with the same texts and settings goes on
-    from there; with the models' work done, it only filters.
+    Until the end the finished blocks lie in ``<target>.parts``. Another call with the same texts and settings (but
+    for ``batch_size``) goes on from there; with the models' work done, it only filters.
 
     Arguments:
         texts: distinct, as :func:`distinct` makes them.
@@ -187,8 +188,9 @@ def write_back_translations(
     os.replace(parts / target.name, target)
     made |= {"ratios": list(ratios), "drop_identical": drop_identical, "counts": counts}
     write_json(target.with_name(f"{target.name}.json"), made)
-    done = parts.rename(parts.with_name(f"{parts.name}.done"))  # never half of the parts under their name
-    shutil.rmtree(done)
+    done = parts.with_name(f"{parts.name}.done")  # never half of the parts under their name
+    shutil.rmtree(done, ignore_errors=True)  # of a run that was killed in its last lines
+    shutil.rmtree(parts.rename(done))
     return counts
 
 
@@ -200,7 +202,9 @@ def _settle(parts: Path, texts: Sequence[str], settings: BackTranslation) -> dic
     if path.exists():
         old = json.loads(path.read_text(encoding="utf-8"))
         changed = [
-            f"{name}: {old.get(name)!r} there, {made[name]!r} now" for name in made if old.get(name) != made[name]
+            f"{name}: {old.get(name)!r} there, {made[name]!r} now"
+            for name in made
+            if old.get(name) != made[name] and name != "batch_size"  # a smaller one must be able to go on
         ]
         if changed:
             raise ValueError(f"{parts} holds a part of another run ({'; '.join(changed)}): delete it to start anew")

@@ -105,17 +105,18 @@ class CSECollator:
             "return_loss": True,
         }
         if self.batch_specs:
-            own, epoch = self._rows(tokens, range(C * B)), int(rows[0]["epoch"])
+            own = self._rows(tokens, range(C * B))
+            epoch_B = np.fromiter((row["epoch"] for row in rows), dtype=np.int64, count=B)
             if C == 1:
                 own = tuple(np.concatenate([part, part]) for part in own)
             after = self._rows(tokens, range(C * B, len(texts))) if further else None
             for name, spec in self.batch_specs.items():
                 if isinstance(spec, EditSpec):
-                    named = self._edits(name, spec, own, after, index_B, epoch)
+                    named = self._edits(name, spec, own, after, index_B, epoch_B)
                 elif isinstance(spec, TargetSpec):
-                    named = self._target(name, spec, own, index_B, epoch)
+                    named = self._target(name, spec, own, index_B, epoch_B)
                 else:
-                    named = self._copies(name, spec, own, index_B, epoch)
+                    named = self._copies(name, spec, own, index_B, epoch_B)
                 batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
                 if "attention_mask" in named:
                     batch[f"{name}_{TOKEN_COUNTS}"] = named["attention_mask"].sum(1)
@@ -144,18 +145,18 @@ class CSECollator:
         return ids, (places >= first) & (places < last), lengths
 
     def _copies(
-        self, name: str, spec: MaskingSpec, own: Any, index_B: np.ndarray, epoch: int
+        self, name: str, spec: MaskingSpec, own: Any, index_B: np.ndarray, epoch_B: np.ndarray
     ) -> dict[str, np.ndarray]:
         """The masked copies of one objective; ``own`` are the rows of all views, view-major."""
         ids, maskable, _ = own
         B = len(index_B)
         V = min(spec.views, len(ids) // B)
-        draws = self._draws(name, epoch, index_B, V)
+        draws = self._draws(name, epoch_B, index_B, V)
         copies = masked_copy(ids[: V * B], maskable[: V * B], spec, self.vocabulary, **draws)
         return dict(zip(("input_ids", "positions", "labels"), copies, strict=True))
 
     def _edits(
-        self, name: str, spec: EditSpec, own: Any, after: Any, index_B: np.ndarray, epoch: int
+        self, name: str, spec: EditSpec, own: Any, after: Any, index_B: np.ndarray, epoch_B: np.ndarray
     ) -> dict[str, np.ndarray]:
         """The edited copies of one objective; ``after`` are the rows of the further column."""
         B = len(index_B)
@@ -174,21 +175,29 @@ class CSECollator:
             lengths,
             spec,
             self.vocabulary,
-            **self._draws(name, epoch, index_B, len(ids) // B),
+            **self._draws(name, epoch_B, index_B, len(ids) // B),
             max_length=self.max_seq_length,
             pad_id=int(self.tokenizer.pad_token_id),
             multiple=self.pad_to_multiple_of or 1,
         )
 
-    def _target(self, name: str, spec: TargetSpec, own: Any, index_B: np.ndarray, epoch: int) -> dict[str, np.ndarray]:
+    def _target(
+        self, name: str, spec: TargetSpec, own: Any, index_B: np.ndarray, epoch_B: np.ndarray
+    ) -> dict[str, np.ndarray]:
         """The text that one objective's decoder shall write; ``own`` are the rows of all views, view-major."""
         B = len(index_B)
         ids, maskable = (part[spec.view * B : (spec.view + 1) * B] for part in own[:2])
-        draws = self._draws(name, epoch, index_B, 1) | {"view": np.full(B, spec.view)}
+        draws = self._draws(name, epoch_B, index_B, 1) | {"view": np.full(B, spec.view)}
         pad_id, multiple = int(self.tokenizer.pad_token_id), self.pad_to_multiple_of or 1
         return target_copy(ids, maskable, spec, self.vocabulary, pad_id=pad_id, multiple=multiple, **draws)
 
-    def _draws(self, name: str, epoch: int, index_B: np.ndarray, V: int) -> dict[str, Any]:
+    def _draws(self, name: str, epoch_B: np.ndarray, index_B: np.ndarray, V: int) -> dict[str, Any]:
         """What the draws of V views, view-major, depend on."""
         view = np.repeat(np.arange(V), len(index_B))
-        return {"seed": self.seed, "epoch": epoch, "index": np.tile(index_B, V), "view": view, "name": name}
+        return {
+            "seed": self.seed,
+            "epoch": np.tile(epoch_B, V),
+            "index": np.tile(index_B, V),
+            "view": view,
+            "name": name,
+        }

@@ -9,7 +9,7 @@ Shape suffixes: N rows, L tokens, K tokens of a target, M chosen tokens.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +19,7 @@ from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
 OPERATIONS, INSERTING, DELETING = ("replace", "insert", "delete", "all"), ("insert", "all"), ("delete", "all")
 TEXTS = ("own", "next", "both")
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+Integers: TypeAlias = int | Sequence[int] | np.ndarray
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -38,18 +39,23 @@ def stream_id(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-def row_keys(seed: int, epoch: int, index: np.ndarray | Sequence[int], stream: str) -> np.ndarray:
+def row_keys(seed: int, epoch: Integers, index: Integers, stream: str) -> np.ndarray:
     """One key per sample: (N,) uint64.
 
     Arguments:
-        seed, epoch: any integers.
+        seed: any integer.
+        epoch: that of all samples, or (N,), each sample's own.
         index: (N,) sample indices.
         stream: what the numbers are for; different names give independent numbers.
     """
     key = np.zeros(1, dtype=np.uint64)
-    for value in (seed, epoch, stream_id(stream)):
-        key = fold(key, np.array([value % 2**64], dtype=np.uint64))
-    return fold(key, np.asarray(index, dtype=np.int64).astype(np.uint64))
+    for value in ([seed % 2**64], _unsigned(epoch), [stream_id(stream)], _unsigned(index)):
+        key = fold(key, np.asarray(value, dtype=np.uint64))
+    return key
+
+
+def _unsigned(numbers: Integers) -> np.ndarray:
+    return np.asarray(numbers, dtype=np.int64).astype(np.uint64)
 
 
 def unit(keys: np.ndarray) -> np.ndarray:
@@ -57,16 +63,15 @@ def unit(keys: np.ndarray) -> np.ndarray:
     return (keys >> np.uint64(11)) * 2.0**-53
 
 
-def uniform(
-    seed: int, epoch: int, index: np.ndarray | Sequence[int], stream: str, shape: Sequence[int] = ()
-) -> np.ndarray:
+def uniform(seed: int, epoch: Integers, index: Integers, stream: str, shape: Sequence[int] = ()) -> np.ndarray:
     """Uniform numbers in [0, 1) for N samples: (N, *shape) float64.
 
     An element depends on its sample and its place only: a larger ``shape`` or another batch holds the same numbers at
     the same places.
 
     Arguments:
-        seed, epoch: of the run and of the pass over the data.
+        seed: of the run.
+        epoch: of the pass over the data, or (N,), each sample's own.
         index: (N,) sample indices.
         stream: what the numbers are for, e.g. ``"word_deletion"``; streams are independent of each other.
         shape: per sample.
@@ -135,9 +140,9 @@ def masked_copy(
     vocabulary: MaskingVocabulary,
     *,
     seed: int,
-    epoch: int,
-    index: np.ndarray | Sequence[int],
-    view: np.ndarray | Sequence[int],
+    epoch: Integers,
+    index: Integers,
+    view: Integers,
     name: str,
     words_NL: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -150,6 +155,7 @@ def masked_copy(
     Arguments:
         ids_NL: (N, L) int64, padded on the right (a token's place counts from the left).
         maskable_NL: (N, L) bool, True at the sentence's own tokens: not at padding, not at a template.
+        epoch: of the pass over the data, or (N,), each row's own.
         index, view: (N,) each: sample index and view of each row.
         name: the objective's name: objectives draw independently of each other.
         words_NL: (N, L) int64, the number of the word in its row that a token is a piece of: the pieces of a word are
@@ -217,14 +223,14 @@ def choose(
     vocabulary: MaskingVocabulary,
     *,
     seed: int,
-    epoch: int,
-    index: np.ndarray | Sequence[int],
-    view: np.ndarray | Sequence[int],
+    epoch: Integers,
+    index: Integers,
+    view: Integers,
     name: str,
     words_NL: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which tokens are chosen, (N, L) bool, and each token's key, (N, L) uint64; arguments as :func:`masked_copy`."""
-    keys_N = fold(row_keys(seed, epoch, index, f"mask/{name}"), np.asarray(view, dtype=np.int64).astype(np.uint64))
+    keys_N = fold(row_keys(seed, epoch, index, f"mask/{name}"), _unsigned(view))
     keys_NL = fold(keys_N[:, None], np.arange(ids_NL.shape[1], dtype=np.uint64))
     choice_NL = keys_NL if words_NL is None else fold(keys_N[:, None], words_NL.astype(np.uint64))
     return maskable_NL & ~vocabulary.special[ids_NL] & (unit(choice_NL) < probability), keys_NL

@@ -8,13 +8,14 @@ import runpy
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast
+from transformers import MarianConfig, MarianMTModel, MarianTokenizer, PreTrainedTokenizerFast
 
 from csekit.trainers import load_corpus
 from csekit.trainers.back_translation import BackTranslation, _settle, distinct, write_back_translations
@@ -111,6 +112,50 @@ def test_long_sentences_are_left_out_and_prefixes_and_languages_reach_the_model(
         BackTranslation(**pair, languages=("red", "xx")).translators()
 
 
+def test_what_is_empty_stays_empty(pair: dict[str, str], texts: list[str]) -> None:
+    _, back = BackTranslation(**pair, num_beams=1).translators()
+    done: list[int] = []
+    first, nothing, blank, last = back([texts[0], None, "", texts[1]], done.append)
+    assert (nothing, blank) == (None, "") and [first, last] == back(texts[:2]) and sum(done) == 4
+
+
+def test_marian_models_with_their_own_tokenizer(texts: list[str], pair: dict[str, str], tmp_path: Path) -> None:
+    """SentencePiece for either language, as in the Hub's translation models."""
+    sentencepiece = pytest.importorskip("sentencepiece", reason="needs the extra 'translation'")
+    (tmp_path / "texts.txt").write_text("\n".join(texts * 20), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "texts.txt"), model_prefix=str(tmp_path / "spm"), vocab_size=40, minloglevel=2
+    )
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
+    words = [pieces.id_to_piece(i) for i in range(3, len(pieces))]
+    folders = [write_translator(tmp_path / name, words) for name in ("there", "back")]
+    for folder in folders:
+        (folder / "tokenizer.json").unlink()
+        vocabulary = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *words])}
+        (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+        own = MarianTokenizer(str(tmp_path / "spm.model"), str(tmp_path / "spm.model"), str(tmp_path / "vocab.json"))
+        own.save_pretrained(folder)
+    settings = BackTranslation(*map(str, folders), num_beams=1, batch_size=5)
+    forward, _ = settings.translators()
+    assert isinstance(forward.tokenizer, MarianTokenizer)
+    assert forward.tokenizer.decode(forward.tokenizer(texts[0])["input_ids"], skip_special_tokens=True) == texts[0]
+    counts = write_back_translations(texts, tmp_path / "pairs.tsv", settings, ratios=(0, 100))
+    assert counts["pairs"] > 5
+    corpus = load_corpus(tmp_path / "pairs.tsv", cache_dir=tmp_path / "cache")
+    assert {row["texts"][0] for row in corpus.dataset} <= set(texts)
+    assert all("\u2581" not in row["texts"][1] for row in corpus.dataset)
+
+
+def test_bf16_on_a_gpu_and_fp32_elsewhere(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(MarianMTModel, "to", lambda self, device: asked.append(device) or self)
+    settings = BackTranslation(**pair)
+    for there, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        forward, _ = settings.translators()
+        assert forward.model.dtype == dtype and asked[-1] == torch.device("cuda" if there else "cpu")
+
+
 def test_each_text_once() -> None:
     assert distinct(["a  b", "", "c\t d", "a b", " ", "a\u2028b", "c d"]) == ["a b", "c d"]
 
@@ -163,6 +208,16 @@ def test_the_filters_are_options_that_ask_for_no_further_translation(tmp_path: P
     settings = finished_parts(tmp_path / "a.tsv", MADE)
     counts = write_back_translations([*MADE], tmp_path / "a.tsv", settings, ratios=(0.1, 10), drop_identical=True)
     assert counts == {"sentences": 8, "pairs": 5, "too_long": 1, "empty": 1, "ratio": 0, "identical": 1}
+
+
+def test_a_run_goes_on_with_smaller_batches_and_beside_remains(tmp_path: Path) -> None:
+    """Remains: of a run that was killed while it removed its parts."""
+    settings = finished_parts(tmp_path / "a.tsv", MADE)
+    (tmp_path / "a.tsv.parts.done").mkdir()
+    (tmp_path / "a.tsv.parts.done/000000.json").write_text("[]")
+    counts = write_back_translations([*MADE], tmp_path / "a.tsv", replace(settings, batch_size=1))
+    assert counts["pairs"] == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tsv", "a.tsv.json"]
 
 
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

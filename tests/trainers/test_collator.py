@@ -152,6 +152,17 @@ def test_masking_is_a_function_of_the_sample_alone(wordpiece, sentences):
     assert sentence_copies(CSECollator(wordpiece, 32, MLM, seed=1)(items)) != whole
 
 
+def test_each_row_has_its_own_epoch_s_masks(wordpiece, sentences):
+    """A repeated stream has batches of two epochs."""
+    both = rows(sentences), rows(sentences, epoch=1)
+    seam = [both[i % 2][i] for i in range(len(sentences))]
+    first, second = (sentence_copies(CSECollator(wordpiece, 32, MLM)(part)) for part in both)
+    assert sentence_copies(CSECollator(wordpiece, 32, MLM)(seam)) == {
+        index: (second if index % 2 else first)[index] for index in first
+    }
+    assert any(first[index] != second[index] for index in list(first)[1::2])
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_uneven_last_batch_in_a_loader(wordpiece, sentences, workers):
     items = rows(sentences * 2)[:9]
