@@ -1,8 +1,8 @@
 """MSSE ("Harnessing Dimension-level Contrastive Learning and Information Compensation Mechanism for Sentence Embedding
 Enhancement", anonymous ACL submission).
 
-Shape suffixes: B sentences of this process, H hidden size, K tokens of a target, M scored tokens, R sentences of the
-diagnostic, V vocabulary.
+Shape suffixes: B sentences of this process, H hidden size, K tokens of a target, M scored tokens; of the diagnostic R
+sentences and their T tokens; V vocabulary.
 """
 
 from typing import Any
@@ -16,7 +16,9 @@ from .distributed import sum_over_processes, token_mean
 from .losses import dimension_contrast_balanced, dimension_contrast_sum
 from .modeling_cse import CSEModel
 from .objectives import Encode, Objective, TargetSpec, Views
+from .row_counts import first_rows
 from .sentence_decoder import SentenceDecoder
+from .unpadding import Packing
 
 _REDUCTIONS = {"sum": dimension_contrast_sum, "balanced": dimension_contrast_balanced}
 #: Sentences that the diagnostic of each process is measured on.
@@ -47,6 +49,9 @@ class DimensionContrast(Objective):
 
     balanced: L = L_NCE + μ · [(1/H) Σ_i (C_ii − 1)² + (1/(H² − H)) Σ_{i≠j} C_ij²]
     sum:      L = L_NCE + μ · Σ_ij (C_ij − δ_ij)²
+
+    Diagnostics: ``dcm_diagonal``, the mean of C_ii (1: each dimension agrees with itself), and ``dcm_off_diagonal``,
+    the root mean square of the other C_ij (0: dimensions say different things).
     """
 
     config_class = DimensionContrastConfig
@@ -80,7 +85,8 @@ class InformationCompensation(Objective):
     own tokens: special tokens and template are none. The output matrix is the encoder's word embedding.
 
     The diagnostic ``icm_gap`` is the cross-entropy with the embedding of another sentence of the batch minus that with
-    its own, over the first sentences of the batch: at 0 the decoder does without the embedding.
+    its own, over the first ``GAP_SENTENCES`` of each process: at 0 the decoder does without the embedding. In training
+    the two have dropout of their own. It costs a decoder's forward pass over these sentences, without gradient.
     """
 
     config_class = InformationCompensationConfig
@@ -136,9 +142,11 @@ class InformationCompensation(Objective):
         self, queries_RKH: Tensor, memory_BH: Tensor, mask_BK: Tensor, labels_BK: Tensor, words_VE: Tensor
     ) -> Tensor:
         """The summed cross-entropy of the first sentences, each decoded from the vector of the one before it."""
-        R = slice(GAP_SENTENCES)
-        states_RKH = self.decoder(queries_RKH[R], memory_BH.roll(1, dims=0)[R], mask_BK[R])
-        return self.decoder.losses(states_RKH.flatten(0, 1), labels_BK[R].flatten(), words_VE).sum()
+        R = min(GAP_SENTENCES, len(mask_BK))
+        real_T = Packing.of(first_rows(mask_BK, R)).index_T
+        states_RKH = self.decoder(queries_RKH[:R], memory_BH.roll(1, dims=0)[:R], mask_BK[:R])
+        states_TH = states_RKH.flatten(0, 1).index_select(0, real_T)
+        return self.decoder.losses(states_TH, labels_BK[:R].flatten().index_select(0, real_T), words_VE).sum()
 
 
 class MSSEModel(CSEModel):

@@ -109,8 +109,8 @@ class RunData:
     """What a run trains on and is scored on.
 
     Arguments:
-        overlap: sentences of the evaluation sets in the corpus as it was before any were left out; None where there
-            are no sets, or the corpus is a stream.
+        overlap: sentences of the evaluation sets in the rows that are trained on or, where ``filtered``, in the whole
+            corpus as it was before any were left out; None where there are no sets, or the corpus is a stream.
         filtered: whether the rows with such a sentence were left out.
         transfer: tasks whose dev scores select the checkpoint.
     """
@@ -126,7 +126,8 @@ class RunData:
 def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
     """The corpus, or the part of it that is asked for, with the dev set and, for ``do_predict``, the test sets.
 
-    A drawn fraction is trained for the steps of the whole corpus (MSSE, Appendix A): ``args.max_steps`` is set.
+    A drawn fraction is trained for the steps of the whole corpus (MSSE, Appendix A): ``args.max_steps`` is set. It is
+    drawn from the rows that ``filter_overlap`` leaves.
 
     Raises:
         ValueError: what is wrong with a file, by file and line; nothing left to train on.
@@ -138,19 +139,21 @@ def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
         streaming=run.streaming,
         max_samples=run.max_train_samples,
     )
+    dev = load_dev(run)
+    transfer = load_transfer(str(run.data_dir), run.select_on) if run.select_on != "sts" else []
+    tests = load_tests(run) if args.do_predict or run.filter_overlap else []
+    sets = [*([(f"{dev.name} (dev)", [dev])] if dev else []), *((task.name, task.subsets) for task in tests)]
+    overlap = find_overlap(corpus, sets) if run.filter_overlap else None
+    if overlap is not None:
+        corpus = without_rows(corpus, overlap.rows)
     if run.train_fraction is not None:
         if args.max_steps <= 0:
             args.max_steps = steps_of(corpus.report.used, args)
         corpus = draw_fraction(corpus, run.train_fraction, args.seed)
         if corpus.report.used < (batch := args.train_batch_size * args.world_size):
             logger.warning("a batch holds the %d rows that were drawn, not %d", corpus.report.used, batch)
-    dev = load_dev(run)
-    transfer = load_transfer(str(run.data_dir), run.select_on) if run.select_on != "sts" else []
-    tests = load_tests(run) if args.do_predict or run.filter_overlap else []
-    sets = [*([(f"{dev.name} (dev)", [dev])] if dev else []), *((task.name, task.subsets) for task in tests)]
-    overlap = find_overlap(corpus, sets) if sets and not corpus.streaming else None
-    if run.filter_overlap and overlap is not None:
-        corpus = without_rows(corpus, overlap.rows)
+    if overlap is None and sets and not corpus.streaming:
+        overlap = find_overlap(corpus, sets)
     print(f"{corpus.name}: {corpus.report.summary()}")
     if overlap is not None:
         print(f"{corpus.name}: {overlap.summary(run.filter_overlap)}")
@@ -215,14 +218,21 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
         seconds["total"] = time.monotonic() - started
         write_run(trainer, run, data, before, after, seconds)
         print(before_and_after(before, after))
-        code = ", trust_remote_code=True" if needs_code(trainer.model.config) else ""
-        print(f"\nThe encoder is in {folder}: SentenceTransformer({str(folder)!r}{code})")
+        print(f"\nThe encoder is in {folder}: {_loading(trainer, folder)}")
     if args.push_to_hub:
         with one_line_errors():
             commit = trainer.push_to_hub()
         if commit is not None:
             print(f"Published: {commit.commit_url}")
     return 0
+
+
+def _loading(trainer: CSETrainer, folder: Path) -> str:
+    """The call that loads a run's encoder. What is no export, sentence-transformers would pool in another way."""
+    if folder != Path(str(trainer.args.output_dir)):
+        return f"csekit.evaluation.load_encoder({str(folder)!r})"
+    code = ", trust_remote_code=True" if needs_code(trainer.model.config) else ""
+    return f"SentenceTransformer({str(folder)!r}{code})"
 
 
 def score_run(trainer: CSETrainer, tests: Sequence[STSTask]) -> tuple[dict[str, float], STSScores | None]:

@@ -140,8 +140,12 @@ def test_msse_few_shot_and_supervised_settings_have_presets(presets: dict[str, d
     }
     for name, rate in supervised.items():
         assert {key: presets[name][key] for key in SUPERVISED} == SUPERVISED | {"learning_rate": rate}
-    few = presets["simcse-bert-base-few-shot"] | {"train_fraction": None}
-    assert few == presets["simcse-bert-base"] | {"train_fraction": None}
+    for name in ("simcse-bert-base", "msse-bert-base"):
+        few = presets[f"{name}-few-shot"]
+        assert few == presets[name] | {"train_fraction": 0.001}
+    for name in published.keys() & {name for name in presets if name.endswith("-supervised")}:
+        kept = [presets[name][key] for key in ("projector_at_inference", "columns")]
+        assert kept == [True, ["sent0", "sent1", "hard_neg"]]
     for name, preset in presets.items():
         assert ("mlm" in name) == ("mlm_weight" in preset)
         assert ("mse" in name) == (preset.get("reconstruction") == "mse")

@@ -153,6 +153,16 @@ def test_informin_with_a_masked_lm_and_without_dev_set(run: Callable[..., int], 
     assert "secret" not in text and "secret" not in (folder / "README.md").read_text(encoding="utf-8")
 
 
+def test_a_pooling_without_a_plain_form_is_loaded_by_csekit(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = tmp_path / "encoder"
+    assert run(folder, "--pooling", "first_last_mean", max_steps=2, dev_file=None, test_file=None) == 0
+    printed = capsys.readouterr().out
+    assert f"csekit.evaluation.load_encoder({str(folder / 'training')!r})" in printed
+    assert "SentenceTransformer(" not in printed
+
+
 def test_a_fraction_trains_for_the_steps_of_the_whole_corpus(run: Callable[..., int], tmp_path: Path) -> None:
     results = {}
     for name, changes in {

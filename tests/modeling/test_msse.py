@@ -6,11 +6,13 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModel, AutoTokenizer
 
 from csekit.modeling import CSEModel, Encode, MSSEModel
 from csekit.modeling.losses import dimension_contrast_balanced, dimension_contrast_sum
-from csekit.modeling.modeling_msse import cross_correlation
+from csekit.modeling.modeling_msse import GAP_SENTENCES, cross_correlation
 from csekit.modeling.tokenization import sentence_frame
 
 B, H = 5, 16
@@ -104,6 +106,26 @@ def test_dcm_does_not_see_order_shift_or_scale(reduction):
     assert not torch.isclose(REDUCTIONS[reduction](cross_correlation(-x, y)), loss)  # the sign of a scale matters
     assert not torch.isclose(REDUCTIONS[reduction](cross_correlation(x[order.roll(1)], y[order])), loss)  # and who
     torch.testing.assert_close(REDUCTIONS[reduction](cross_correlation(y, x)), loss)  # C is transposed
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that an operation gives."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        self.numel = max([self.numel, *(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))])
+        return result
+
+
+def test_dcm_holds_nothing_larger_than_its_matrix_and_the_batch():
+    """Never a product for each sentence, (B, H, H), in forward or backward."""
+    rows, size = 48, 40
+    h1, h2 = torch.randn(2, rows, size, requires_grad=True)
+    with Largest() as largest:
+        dimension_contrast_balanced(cross_correlation(h1, h2)).backward(inputs=[h1, h2])
+    assert size**2 <= largest.numel <= max(size**2 + 2 * size, 2 * rows * size) < rows * size**2 / 10
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -259,7 +281,9 @@ def test_only_the_targets_meet_the_vocabulary(checkpoint, batch_of, monkeypatch)
     model(**batch)
     assert rows[0] == (len(batch["icm_labels"]), True)
     assert len(batch["icm_labels"]) < batch["icm_input_ids"].numel()
-    assert not rows[1][1]  # the diagnostic sends no gradient
+    assert rows[1:] == [
+        (int(batch["icm_attention_mask"][:GAP_SENTENCES].sum()), False)
+    ]  # the diagnostic's, no gradient
 
 
 @pytest.mark.parametrize("kind", ["causal", "denoising"])
@@ -320,6 +344,7 @@ def test_a_sentence_without_a_word_of_its_own(checkpoint, batch_of):
         batch = batch_of(model)
         batch["icm_attention_mask"] = batch["icm_attention_mask"].clone()
         batch["icm_attention_mask"][1] = 0
+        batch["icm_token_counts"] = batch["icm_attention_mask"].sum(1)
         assert model(**batch).loss.isfinite()
         for key in ("positions", "labels"):
             batch[f"icm_{key}"] = batch[f"icm_{key}"][:0]
