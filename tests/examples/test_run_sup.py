@@ -87,20 +87,6 @@ def test_every_method_trains_on_triplets(run: Callable[..., int], tmp_path: Path
     assert "trained on triplets of sentence, positive and hard negative by" in card.text
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_on_a_share(
-    run: Callable[..., int], tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without labels, for the steps of one epoch over all sentences."""
-    monkeypatch.setattr(sys.modules[__name__], "RUN_SUP", RUN_SUP.with_name("run_unsup.py"))
-    texts = small.write_texts(tmp_path / "texts.txt", 60)
-    settings = {"train_file": texts, "train_fraction": 0.2, "max_steps": None, "num_train_epochs": 1}
-    assert run(tmp_path / method, method=method, **OWN.get(method, {}), **settings) == 0
-    results = results_of(tmp_path / method)
-    assert (results["corpus"]["used"], results["corpus"]["rows"]) == (12, 60)
-    assert results["log"][-1]["step"] == 4  # of 16, as on all 60
-
-
 def test_the_hard_negatives_are_in_the_loss(run: Callable[..., int], tmp_path: Path) -> None:
     lines = small.write_texts(tmp_path / "triplets.tsv", 30, 3).read_text().splitlines()
     (tmp_path / "pairs.tsv").write_text("".join(line.rpartition("\t")[0] + "\n" for line in lines))

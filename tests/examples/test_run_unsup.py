@@ -16,6 +16,7 @@ import torch
 from huggingface_hub import ModelCard
 
 from csekit.evaluation import encode, load_encoder, transfer_data
+from csekit.modeling import METHODS
 
 ROOT = Path(__file__).parents[2]
 RUN_UNSUP = ROOT / "examples" / "run_unsup.py"
@@ -177,6 +178,14 @@ def test_a_fraction_trains_for_the_steps_of_the_whole_corpus(run: Callable[..., 
     assert [entry["log"][-1]["step"] for entry in results.values()] == [8, 8, 3]
     assert results["part"]["log"][-1]["epoch"] == pytest.approx(4.0)  # 12 rows are two batches
     assert results["whole"]["corpus"]["used"] == 60 and results["whole"]["positives"] == "delete"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_on_a_share(run: Callable[..., int], tmp_path: Path, method: str) -> None:
+    own = {"infocse": {"aux_mlm_head_init": "top_layers"}, "joint": {"objectives": "mlm"}}.get(method, {})
+    assert run(tmp_path / method, method=method, train_fraction=0.2, do_predict=False, **own) == 0
+    results = json.loads((tmp_path / method / "results.json").read_text(encoding="utf-8"))
+    assert (results["method"], results["corpus"]["used"], results["log"][-1]["step"]) == (method, 12, 8)
 
 
 def test_a_transfer_task_selects_the_checkpoint(

@@ -281,9 +281,8 @@ def test_only_the_targets_meet_the_vocabulary(checkpoint, batch_of, monkeypatch)
     model(**batch)
     assert rows[0] == (len(batch["icm_labels"]), True)
     assert len(batch["icm_labels"]) < batch["icm_input_ids"].numel()
-    assert rows[1:] == [
-        (int(batch["icm_attention_mask"][:GAP_SENTENCES].sum()), False)
-    ]  # the diagnostic's, no gradient
+    real = int(batch["icm_attention_mask"][:GAP_SENTENCES].sum())
+    assert rows[1:] == [(real, False)]  # the diagnostic, which sends no gradient
 
 
 @pytest.mark.parametrize("kind", ["causal", "denoising"])
