@@ -188,13 +188,12 @@ class Plan:
         baseline = raw.get("baseline")
         if baseline is not None and baseline not in experiments:
             raise PlanError(f"baseline must be one of {sorted(experiments)}, got {baseline!r}")
-        margins = raw.get("margins") or {}
-        against = margins.get("against", [])
-        for name in [*against, *(against.values() if isinstance(against, dict) else []), *margins.get("paper", {})]:
+        margins, tables = raw.get("margins") or {}, raw.get("tables") or {}
+        plan = cls(raw["name"], experiments, baseline, margins, raw.get("max_minutes"), tables)
+        bases = [base for _, base in plan.comparisons()]
+        for name in [*margins.get("against", []), *bases, *margins.get("paper", {})]:
             if name not in experiments:
                 raise PlanError(f"margins must name experiments of {sorted(experiments)}, got {name!r}")
-        tables = raw.get("tables") or {}
-        plan = cls(raw["name"], experiments, baseline, margins, raw.get("max_minutes"), tables)
         _check_folders(plan)
         known = {trial.label for trial in plan.trials()}
         for table, spec in plan.tables.items():
@@ -214,48 +213,12 @@ class Plan:
             found += experiment.first_trials() + (experiment.final_trials({}) if experiment.grid else [])
         return found
 
-
-@dataclass
-class Clock:
-    """Estimates from the plan's numbers, corrected by what was measured.
-
-    A step is taken to cost in proportion to its batch. ``seconds_per_step`` of a plan is for the batch size of its
-    own ``arguments`` (64 where it has none).
-    """
-
-    plan: Plan
-    _measured: dict[str, list[float]] = field(default_factory=dict)
-    _extra: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, trial: Trial, seconds: Mapping[str, float]) -> None:
-        """A finished trial's ``seconds: {"train", "total"}``. Pass only trials that ran without an interruption."""
-        if trial.steps and "train" in seconds:
-            self._measured.setdefault(trial.experiment, []).append(seconds["train"] / (trial.steps * trial.batch))
-        if "total" in seconds:
-            alike = self._extra.setdefault(_alike(trial), [])
-            alike.append(seconds["total"] - (seconds.get("train", 0.0) if trial.kind != "command" else 0.0))
-
-    def seconds(self, trial: Trial) -> float | None:
-        """Expected seconds of a trial, None where nothing tells."""
-        experiment = self.plan.experiments[trial.experiment]
-        extra = _mean(self._extra.get(_alike(trial), [])) or experiment.seconds_per_trial
-        if trial.steps == 0:
-            return extra
-        per_sentence = self._seconds_per_sentence(experiment)
-        if per_sentence is None or trial.steps is None:
-            return None
-        return extra + per_sentence * trial.steps * trial.batch
-
-    def _seconds_per_sentence(self, experiment: Experiment) -> float | None:
-        own = _mean(self._measured.get(experiment.name, []))
-        if own is not None:
-            return own
-        hints = {name: _hint(other) for name, other in self.plan.experiments.items()}
-        ratios = [mean(seen) / hint for name, seen in self._measured.items() if (hint := hints[name])]
-        hint = hints[experiment.name]
-        if hint is not None:
-            return hint * (_mean(ratios) or 1.0)
-        return _mean([seconds for seen in self._measured.values() for seconds in seen])
+    def comparisons(self) -> list[tuple[str, str]]:
+        """Experiment and base of every margin."""
+        against = self.margins.get("against", [])
+        if isinstance(against, dict):
+            return list(against.items())
+        return [(name, base) for name in self.experiments if name not in against for base in against]
 
 
 def parse_options(words: Sequence[str]) -> Arguments:
@@ -271,26 +234,6 @@ def parse_options(words: Sequence[str]) -> Arguments:
         else:
             found[name].append(word)
     return {name: True if not values else values[0] if len(values) == 1 else values for name, values in found.items()}
-
-
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return mean(values) if values else None
-
-
-def _alike(trial: Trial) -> str:
-    """Trials of one kind spend the same time around their steps; commands have nothing in common."""
-    return trial.label if trial.kind == "command" else trial.kind
-
-
-def _hint(experiment: Experiment) -> float | None:
-    """The plan's own seconds per sentence."""
-    if experiment.seconds_per_step is None:
-        return None
-    return experiment.seconds_per_step / int(experiment.arguments.get("per_device_train_batch_size", 64))
 
 
 def _experiment(name: str, own: Mapping[str, Any], plan: Mapping[str, Any]) -> Experiment:

@@ -107,7 +107,7 @@ def main_table(summary: Mapping[str, Any]) -> str:
 
 
 def margin_table(summary: Mapping[str, Any]) -> str:
-    """One row an experiment: Avg, its difference to each baseline with p, the paper's difference."""
+    """One row an experiment: Avg, its difference to each baseline, or to its own, with p; the paper's difference."""
     spec = summary.get("margins")
     if not spec or not spec["rows"]:
         raise TableError(
@@ -115,15 +115,15 @@ def margin_table(summary: Mapping[str, Any]) -> str:
         )
     titles = {name: experiment["title"] for name, experiment in summary["experiments"].items()}
     paper = spec.get("paper") or {}
-    against = spec["against"]
-    own = isinstance(against, dict)  # each row its own base, named in a column
+    bases = list(dict.fromkeys(base for row in spec["rows"].values() for base in row))
+    own = len(bases) > 1 and all(len(row) == 1 for row in spec["rows"].values())  # named in a column
     head = ["", "Avg", *(["less", "difference", "p"] if own else [])]
-    for base in [] if own else against:
+    for base in [] if own else bases:
         head += [f"less {titles[base]}", "p"]
     body = []
     for name, row in spec["rows"].items():
         cells = [titles[name], _spread(summary["experiments"][name]["test"]["Avg"])]
-        for base in row if own else against:
+        for base in row if own else bases:
             margin = row.get(base) or {}
             cells += [titles[base]] if own else []
             cells += [_spread(margin, sign=True), _p_value(margin.get("p_value"))]
@@ -262,9 +262,13 @@ def _origin(experiments: Iterable[Mapping[str, Any]]) -> str:
     experiments = list(experiments)
     backbones = sorted({name for row in experiments for name in row.get("backbone", [])})
     corpora = {(corpus["name"], corpus["rows"]): None for row in experiments for corpus in row.get("corpus", [])}
-    names = " and ".join(f"{name} ({rows:,} sentences)" if rows else name for name, rows in corpora)
+    names = " and ".join(f"{name} ({rows:,} {_unit(name)})" if rows else name for name, rows in corpora)
     stand_in = "" if corpora and not all(name.startswith("wiki") for name, _ in corpora) else "stand-in Wikipedia "
     return f"backbone {' and '.join(backbones) or 'unknown'}, {stand_in}corpus {names or 'unknown'}"
+
+
+def _unit(corpus: str) -> str:
+    return "sentences" if ".txt" in Path(corpus).suffixes else "rows"
 
 
 def _assembled(caption: str, head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

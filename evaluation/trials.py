@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from csekit.evaluation.clock import Clock
 from csekit.evaluation.compare import p_value
-from csekit.evaluation.plans import Arguments, Clock, Experiment, Plan, PlanError, Trial
+from csekit.evaluation.plans import Arguments, Experiment, Plan, PlanError, Trial
 from csekit.evaluation.results import similarities_path
 
 #: results files by experiment -> Avg in each resample of the test pairs, as ``compare.bootstrap_averages``
@@ -324,10 +325,8 @@ def _summary(experiment: Experiment, records: Records) -> dict[str, Any]:
 def _margins(plan: Plan, scored: Mapping[str, list[Path]], draws: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Avg of every experiment less that of its bases in ``margins.against``, seed by seed: ``spread`` and p-value."""
     averages = {name: _averages(scored.get(name, [])) for name in plan.experiments}
-    against = plan.margins["against"]
-    every = [(name, base) for name in plan.experiments if name not in against for base in against]
     rows: dict[str, Any] = {}
-    for name, base in against.items() if isinstance(against, dict) else every:
+    for name, base in plan.comparisons():
         seeds = [seed for seed in averages[name] if seed in averages[base]]
         if seeds:
             row = spread([averages[name][seed] - averages[base][seed] for seed in seeds])

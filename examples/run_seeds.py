@@ -29,8 +29,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from csekit.evaluation.clock import Clock
 from csekit.evaluation.compare import bootstrap_averages
-from csekit.evaluation.plans import Clock, Plan, PlanError, Trial, parse_options
+from csekit.evaluation.plans import Plan, PlanError, Trial, parse_options
 from csekit.evaluation.trials import (
     Records,
     chosen_trials,

@@ -21,7 +21,7 @@ def spread(mean: float, std: float | None = 0.5) -> dict[str, Any]:
 
 def experiment(title: str, base: float, **more: Any) -> dict[str, Any]:
     test = {task: spread(base + index) for index, task in enumerate(TASKS)} | {"Avg": spread(base + 3)}
-    corpus = [{"name": "wiki_small", "rows": 100000}]
+    corpus = [{"name": "wiki_small.txt", "rows": 100000}]
     known = {"kind": "selected", "seeds": [42, 43, 44], "finished_seeds": [42, 43, 44], "dev": spread(base + 9)}
     return {"title": title, **known, "test": test, "backbone": ["mini"], "corpus": corpus, **more}
 
@@ -40,7 +40,7 @@ def summary() -> dict[str, Any]:
         "seeds": [42],
         "trials": {"low": 70.125, "reference": 71.0, "high": None},
     }
-    listed |= {"backbone": ["mini"], "corpus": [{"name": "wiki_small", "rows": 100000}]}
+    listed |= {"backbone": ["mini"], "corpus": [{"name": "wiki_small.txt", "rows": 100000}]}
     plain = experiment("plain", 60.0)
     other = experiment("a|b", 61.0, p_value=0.0312)
     return {
@@ -61,7 +61,7 @@ def results(tmp_path: Path, summary: dict[str, Any]) -> Path:
 
 def test_main_table(summary: dict[str, Any]) -> None:
     caption, _, head, rule, plain, other = main_table(summary).splitlines()
-    assert "backbone mini, stand-in Wikipedia corpus wiki_small (100,000 sentences)" in caption
+    assert "backbone mini, stand-in Wikipedia corpus wiki_small.txt (100,000 sentences)" in caption
     assert "mean ± standard deviation over the seeds 42, 43, 44" in caption and "p: against plain" in caption
     assert head == "|  | " + " | ".join([*TASKS, "Avg", "STS-B dev", "p"]) + " |"
     assert rule.count("|") == head.count("|")
@@ -105,10 +105,11 @@ def test_margins_stand_beside_the_papers(results: Path, summary: dict[str, Any])
     assert body[0].replace("+1.00 ± 0.25", "-0.50") in update(
         "<!-- table:small/margins -->\n<!-- end table -->\n", results
     )
-    summary["margins"]["against"] = {"other": "plain"}
-    head, _, row = margin_table(summary).splitlines()[-3:]
+    rows["plain"] = {"other": {"mean": 0.5, "std": None, "n": 3, "p_value": 0.5}}  # each row has a base of its own
+    head, _, *body = margin_table(summary).splitlines()[2:]
     assert head == "|  | Avg | less | difference | p | paper |"
-    assert row == "| a\\|b | 64.00 ± 0.50 | plain | -0.50 | 0.031 | +2.60 |"
+    assert body[0] == "| a\\|b | 64.00 ± 0.50 | plain | -0.50 | 0.031 | +2.60 |"
+    assert body[1].startswith("| plain | ") and body[1].endswith(" | a\\|b | +0.50 | 0.500 | – |")
     with pytest.raises(TableError, match="has no margins"):
         margin_table(summary | {"margins": {**summary["margins"], "rows": {}}})
 
@@ -123,7 +124,7 @@ def test_without_a_source_there_is_no_column_for_a_paper(summary: dict[str, Any]
 def test_only_wikipedia_text_is_called_a_stand_in_for_it(summary: dict[str, Any]) -> None:
     summary["experiments"]["weight"]["corpus"] = [{"name": "nli.csv", "rows": 5000}]
     caption = ablation_table(summary, "lambda").splitlines()[0]
-    assert "backbone mini, corpus nli.csv (5,000 sentences)" in caption
+    assert "backbone mini, corpus nli.csv (5,000 rows)" in caption
 
 
 def test_insertion_is_idempotent_and_leaves_the_rest_alone(results: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from csekit.evaluation.plans import Clock, Plan, PlanError
+from csekit.evaluation.clock import Clock
+from csekit.evaluation.plans import Plan, PlanError
 
 MAKE = (
     "import json, os, pathlib, sys; out = pathlib.Path(sys.argv[1]); out.mkdir(parents=True, exist_ok=True); "

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from csekit.evaluation.plans import Clock, Plan, Trial
+from csekit.evaluation.clock import Clock
+from csekit.evaluation.plans import Plan, Trial
 from csekit.modeling import METHODS
 from csekit.trainers.pretraining_runs import parse_pretrain_arguments
 from csekit.trainers.run_arguments import method_fields, parse_run_arguments

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from csekit.evaluation.plans import Clock, Plan, PlanError, parse_options
+from csekit.evaluation.clock import Clock
+from csekit.evaluation.plans import Plan, PlanError, parse_options
 from csekit.evaluation.results import read_similarities
 from csekit.evaluation.trials import Records, spread, summarise
 
