@@ -134,7 +134,7 @@ def training_traces(results_dir: Path) -> "Figure":
 def task_differences(results_dir: Path, plan: str = DIFFERENCES) -> "Figure":
     """Every method of a plan less its baseline, seed by seed, on each test set."""
     summary = _summary(results_dir, plan)
-    scores = {name: _by_seed(results_dir / plan / name) for name in summary["experiments"]}
+    scores = {name: _by_seed(_folder(results_dir, summary, name)) for name in summary["experiments"]}
     base = summary["baseline"]
     differences: dict[str, dict[str, list[float]]] = {}
     for name, seeds in scores.items():
@@ -156,8 +156,10 @@ def scores(results_dir: Path) -> "Figure":
     found: dict[str, list[float]] = {}
     for plan in EQUAL_TERMS:
         if (results_dir / plan / "summary.json").is_file():
-            for name, experiment in _summary(results_dir, plan)["experiments"].items():
-                seeds = [scores["Avg"] for scores in _by_seed(results_dir / plan / name).values() if "Avg" in scores]
+            summary = _summary(results_dir, plan)
+            for name, experiment in summary["experiments"].items():
+                by_seed = _by_seed(_folder(results_dir, summary, name))
+                seeds = [scores["Avg"] for scores in by_seed.values() if "Avg" in scores]
                 if not seeds and experiment.get("test"):  # an untrained encoder has one score and no seed
                     seeds = [experiment["test"]["Avg"]["mean"]]
                 if seeds:
@@ -217,6 +219,11 @@ def _summary(results_dir: Path, plan: str) -> dict[str, Any]:
     if not path.is_file():
         raise NoResults(f"{path}: no such file (run examples/run_seeds.py first)")
     return _json(path)
+
+
+def _folder(results_dir: Path, summary: dict[str, Any], experiment: str) -> Path:
+    """Where an experiment's records are: those of the plan that ran it."""
+    return results_dir / summary["experiments"][experiment].get("measured_in", summary["plan"]) / experiment
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:

@@ -204,6 +204,13 @@ def test_scores_are_a_row_a_method_and_a_dot_a_seed(results: Path) -> None:
     (results / "equal-terms" / "summary.json").write_text(json.dumps(summary))
     axis = pictures.scores(results).axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["Untrained", "Base", "Other"]
+    summary["experiments"]["other"]["measured_in"] = "elsewhere"
+    (results / "equal-terms" / "summary.json").write_text(json.dumps(summary))
+    (results / "elsewhere").mkdir()
+    (results / "equal-terms" / "other").rename(results / "elsewhere" / "other")
+    axis = pictures.scores(results).axes[0]
+    assert [list(line.get_xdata()) for line in axis.lines if line.get_marker() == "o"][-1] == [53.0, 54.0, 55.0]
+    pictures.task_differences(results, "equal-terms")  # raises where Other has no seed in common with the baseline
 
 
 def test_traces_come_from_the_evaluations_of_a_run(results: Path) -> None:
