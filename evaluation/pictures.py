@@ -178,7 +178,7 @@ def few_shot(results_dir: Path, plan: str = FEW_SHOT) -> "Figure":
     curves: dict[str, dict[int, list[float]]] = {}
     for name, experiment in summary["experiments"].items():
         method = experiment["title"].rpartition(", ")[0] or experiment["title"]
-        for record in _records(results_dir / plan / name):
+        for record in _records(_folder(results_dir, summary, name)):
             average = test_scores(record).get("Avg")
             if average is not None:
                 curves.setdefault(method, {}).setdefault(record["corpus"]["used"], []).append(average)
