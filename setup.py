@@ -1,4 +1,4 @@
-"""Build csekit: one installed package whose three subpackages are top-level folders of the repository."""
+"""Build csekit: one installed package whose subpackages are top-level folders of the repository."""
 
 from pathlib import Path
 
@@ -10,6 +10,13 @@ version = next(
     for line in (here / "src/csekit/__init__.py").read_text().splitlines()
     if line.startswith("__version__")
 )
+
+#: Package to folder: the rooms, and the folders in them that hold code.
+rooms = {
+    "csekit." + ".".join(folder.relative_to(here).parts): folder.relative_to(here).as_posix()
+    for room in ("modeling", "trainers", "encoding", "evaluation")
+    for folder in sorted({path.parent for path in (here / room).rglob("*.py")})
+}
 
 dev = ["mypy>=1.15", "playwright>=1.50", "pytest>=8.3", "ruff>=0.11", "build>=1.2", "twine>=6.1"]
 trackers = ["tensorboard>=2.19", "trackio>=0.21"]
@@ -31,24 +38,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=[
-        "csekit",
-        "csekit.cli",
-        "csekit.modeling",
-        "csekit.trainers",
-        "csekit.evaluation",
-        "csekit.model_cards",
-    ],
-    package_dir={
-        "": "src",
-        "csekit.modeling": "modeling",
-        "csekit.trainers": "trainers",
-        "csekit.evaluation": "evaluation",
-        "csekit.model_cards": "model_cards",
-    },
+    packages=["csekit", "csekit.cli", *rooms, "csekit.model_cards"],
+    package_dir={"": "src", **rooms, "csekit.model_cards": "model_cards"},
     package_data={
         "csekit": ["py.typed"],
-        "csekit.evaluation": ["papers.yaml", "templates/*"],
+        "csekit.evaluation.report": ["papers.yaml", "templates/*"],
         "csekit.model_cards": ["*.jinja"],
     },
     install_requires=[

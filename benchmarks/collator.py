@@ -1,11 +1,11 @@
 """The share of an optimiser step that goes into making its batch: reading rows, tokenising, masking.
 
     python benchmarks/collator.py --model_name_or_path bert-base-uncased --train_file sentences.txt --precision bf16 \
-        --output results/collator/bert-base-uncased-cpu-bf16.json
+        --output experiments/results/collator/bert-base-uncased-cpu-bf16.json
 
 Each is timed alone, by CPU seconds, and the median counts; the step is that of `train_step.py`, which makes its batch
-itself. A DataLoader worker does all of it beside the training. `python -m csekit.evaluation.tables` makes the table
-`collator/NAME` of the file `results/collator/NAME.json`.
+itself. A DataLoader worker does all of it beside the training. `python -m experiments.tables` makes the table
+`collator/NAME` of the file `experiments/results/collator/NAME.json`.
 """
 
 import argparse
@@ -22,7 +22,8 @@ from train_step import METHODS_FILE, SEED, Setting, csekit_step, read_rows
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from csekit.evaluation.results import environment, write_results
+from csekit.encoding.provenance import environment
+from csekit.evaluation.results import write_results
 from csekit.modeling import METHODS
 from csekit.modeling.tokenization import tokenize
 from csekit.trainers import CSECollator, load_corpus

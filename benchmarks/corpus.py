@@ -1,13 +1,13 @@
 """Memory and time of reading a large corpus, from the file to the batches of the trainer.
 
     python benchmarks/corpus.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
-        --lines 1000000 10000000 --output results/corpus/sentences.json
+        --lines 1000000 10000000 --output experiments/results/corpus/sentences.json
 
 The sentences of the file are repeated, each with a running number, until there are enough lines. One process reads
 them as a first start does, another one as a later start does, and takes shuffled batches of the trainer. What is in
 use is counted beyond a process that holds the model: `private` is what the process asked for, `mapped` are pages of
 files, which the system takes back when it needs room. Time is CPU seconds, so that other programs do not count. Linux
-only. `python -m csekit.evaluation.tables` makes the table `corpus/NAME` of the file `results/corpus/NAME.json`.
+only. `python -m experiments.tables` makes the table `corpus/NAME` of the file `experiments/results/corpus/NAME.json`.
 """
 
 import argparse
@@ -25,7 +25,8 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from csekit.evaluation.results import environment, write_results
+from csekit.encoding.provenance import environment
+from csekit.evaluation.results import write_results
 from csekit.modeling import SimCSEModel
 from csekit.trainers import CSETrainer, CSETrainingArguments, load_corpus
 

@@ -1,13 +1,13 @@
 """Sentences a second: csekit's `encode` and `SentenceTransformer.encode`, the same weights, texts and machine.
 
     python benchmarks/encode.py --model_name_or_path bert-base-uncased --texts sentences.txt pairs.tsv:sentence1 \
-        --output results/benchmarks/encode-bert-base-uncased-cpu.json
+        --output experiments/results/benchmarks/encode-bert-base-uncased-cpu.json
 
 The sides take turns (A B A B …) over the same texts, and a ratio is the median of those within a turn. Texts are
 distinct and in the order of the file, so that nobody gains by leaving out doubles. Each side has its own settings:
 sentence-transformers 32 rows a batch (its default) or `--st_batch_size`, bf16 by `model_kwargs={"dtype": …}` as its
 documentation says; csekit its defaults. Beside the time on the clock stands the time of the processor, which a busy
-machine disturbs less. `python -m csekit.evaluation.tables` makes the table `benchmarks/NAME`.
+machine disturbs less. `python -m experiments.tables` makes the table `benchmarks/NAME`.
 """
 
 import argparse
@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from csekit.evaluation.encode_files import text_column
-from csekit.evaluation.inference import PRECISIONS
-from csekit.evaluation.loading import load_encoder
-from csekit.evaluation.results import environment, write_results
+from csekit.encoding.fast_cpu import PRECISIONS
+from csekit.encoding.files import text_column
+from csekit.encoding.load import load_encoder
+from csekit.encoding.provenance import environment
+from csekit.evaluation.results import write_results
 from csekit.evaluation.sts import evaluate_pairs
 from csekit.evaluation.sts_data import load_stsb_dev
 

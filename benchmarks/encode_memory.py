@@ -1,11 +1,11 @@
 """Resident memory while a file is encoded, chunk by chunk: it does not grow with the file.
 
     python benchmarks/encode_memory.py --model_name_or_path bert-base-uncased --texts sentences.txt \
-        --output results/encode-memory/bert-base-uncased.json
+        --output experiments/results/encode-memory/bert-base-uncased.json
 
 The encoder is the model's embeddings without its layers, since what is measured is the way of texts and embeddings
 and not the products; the file is as long as the texts, repeated `--repeat` times with a number in front of each.
-`python -m csekit.evaluation.tables` makes the table `encode-memory/NAME`.
+`python -m experiments.tables` makes the table `encode-memory/NAME`.
 """
 
 import argparse
@@ -19,10 +19,12 @@ from typing import Any
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from csekit.evaluation import encode_file, encode_files
-from csekit.evaluation.encoding import TextEncoder
-from csekit.evaluation.loading import PooledBackbone
-from csekit.evaluation.results import environment, write_results
+from csekit.encoding import encode_file
+from csekit.encoding import files as encode_files
+from csekit.encoding.encoder import TextEncoder
+from csekit.encoding.pooled import PooledBackbone
+from csekit.encoding.provenance import environment
+from csekit.evaluation.results import write_results
 
 
 def resident() -> int:

@@ -1,13 +1,13 @@
 """The seven STS sets by csekit and by mteb: the same encoder, data, precision, device and threads, in one run.
 
-    python benchmarks/evaluation.py runs/my-encoder --data_dir data --output results/speed/my-encoder.json
+    python benchmarks/evaluation.py runs/my-encoder --data_dir data --output experiments/results/speed/my-encoder.json
 
 The encoder is a csekit export or another SentenceTransformer folder. `csekit` loads it with `load_encoder` and calls
 `evaluate_sts`; `mteb` is `mteb.evaluate` of a `SentenceTransformer` of the same folder; `adapter` is `mteb.evaluate`
 of our encoder. Loading and reading are not counted. The sides take turns (A B C A B C …), so that what slows the
 machine down for a while slows all of them; a ratio is the median of those within a turn. CPU time, of all threads, is
 told beside it: it is what counts on a machine that has something else to do. The scores must agree.
-`python -m csekit.evaluation.tables` makes the table `speed/NAME` of the file `results/speed/NAME.json`.
+`python -m experiments.tables` makes the table `speed/NAME` of the file `experiments/results/speed/NAME.json`.
 """
 
 import argparse
@@ -23,7 +23,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers.utils import logging
 
-from csekit.evaluation import environment, evaluate_sts, load_encoder, load_sts, write_results
+from csekit.encoding import environment, load_encoder
+from csekit.evaluation import evaluate_sts, load_sts, write_results
 from csekit.evaluation.mteb_adapter import MTEBEncoder, mteb_sts_tasks
 from csekit.evaluation.sts_data import STSTask
 

@@ -1,13 +1,13 @@
 """Peak memory and time of an optimiser step of large batches, with and without cached gradients.
 
     python benchmarks/memory.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
-        --batch_sizes 512 1024 --chunk_sizes 0 256 64 --output results/memory/bert-base-uncased-cpu.json
+        --batch_sizes 512 1024 --chunk_sizes 0 256 64 --output experiments/results/memory/bert-base-uncased-cpu.json
 
 A step is that of `train_step.py`. Every batch size and chunk size (0: no cache) lives in a process of its own, one
 after the other, so that there is room for the largest; of its steps the fastest counts, on CPU by its CPU seconds, so
 that other programs do not count. What does not fit is written down as that: a process that the system kills, or a
-device that has no memory left. `python -m csekit.evaluation.tables`
-makes the table `memory/NAME` of the file `results/memory/NAME.json`.
+device that has no memory left. `python -m experiments.tables`
+makes the table `memory/NAME` of the file `experiments/results/memory/NAME.json`.
 """
 
 import argparse
@@ -23,7 +23,8 @@ import yaml
 from train_step import METHODS_FILE, SEED, Setting, csekit_step, now, peak_memory, read_batches
 from transformers.utils import logging
 
-from csekit.evaluation.results import environment, write_results
+from csekit.encoding.provenance import environment
+from csekit.evaluation.results import write_results
 
 
 def chosen(name: str) -> tuple[str, dict[str, Any]]:

@@ -1,12 +1,13 @@
 """Count the parameters of every method in training and at inference, and the bytes of its checkpoints.
 
-    python benchmarks/parameters.py --model_name_or_path runs/my-bert --output results/parameters/my-bert.json
-    python benchmarks/parameters.py --model_type bert --output results/parameters/bert-base.json
+    python benchmarks/parameters.py --model_name_or_path runs/my-bert \
+        --output experiments/results/parameters/my-bert.json
+    python benchmarks/parameters.py --model_type bert --output experiments/results/parameters/bert-base.json
 
 A checkpoint's model is built, saved as a training checkpoint and exported; what is counted at inference is what stands
 in the export. With `--model_type` there are no weights, only the sizes of the family's default config (those of
-BERT-base for `bert`), and no bytes. `python -m csekit.evaluation.tables` makes the table `parameters/NAME` of the
-file `results/parameters/NAME.json` (DiffCSE, Table 14).
+BERT-base for `bert`), and no bytes. `python -m experiments.tables` makes the table `parameters/NAME` of the
+file `experiments/results/parameters/NAME.json` (DiffCSE, Table 14).
 """
 
 import argparse
@@ -21,7 +22,8 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
-from csekit.evaluation.results import checksum, environment, write_results
+from csekit.encoding.provenance import checksum, environment
+from csekit.evaluation.results import write_results
 from csekit.modeling import METHODS, CSEModel
 
 METHODS_FILE = Path(__file__).with_name("methods.yaml")

@@ -1,11 +1,11 @@
 """The share of a training step that its matrix products alone would take on this machine.
 
     python benchmarks/roofline.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
-        --precision bf16 --output results/roofline/bert-base-uncased-cpu-bf16.json
+        --precision bf16 --output experiments/results/roofline/bert-base-uncased-cpu-bf16.json
 
 Every product of a step (forward and backward) is recorded with its shapes and precision, then computed again on
 tensors that lie ready, in turn with the step itself. Two rows: forward and backward of the encoder over both views,
-and the whole optimiser step of SimCSE from texts to new weights. `python -m csekit.evaluation.tables` makes the table
+and the whole optimiser step of SimCSE from texts to new weights. `python -m experiments.tables` makes the table
 `roofline/NAME`.
 """
 
@@ -24,7 +24,8 @@ from train_step import SEED, Setting, csekit_step, now, parse_setting, read_batc
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from csekit.evaluation.results import environment, write_results
+from csekit.encoding.provenance import environment
+from csekit.evaluation.results import write_results
 from csekit.modeling import SimCSEModel
 from csekit.trainers import CSECollator
 

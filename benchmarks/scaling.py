@@ -1,7 +1,7 @@
 """How the time of training grows: with the corpus, the batch, the length of its sentences, and over processes.
 
     python benchmarks/scaling.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
-        --output results/benchmarks/scaling-bert-base-uncased-cpu.json
+        --output experiments/results/benchmarks/scaling-bert-base-uncased-cpu.json
 
 Steps are those of `train_step.py`, of SimCSE. What is compared takes turns (A B C A B C …), the ratio is the median of
 those within a turn:
@@ -13,8 +13,8 @@ those within a turn:
 - processes: a batch of `--batch_size` in one process with all `--threads`, and shared by several processes (gloo, DDP,
   joined keys) that have as many threads together.
 
-The defaults take a few minutes with a small encoder on two cores. `python -m csekit.evaluation.tables` makes the table
-`benchmarks/scaling-NAME` of the file `results/benchmarks/scaling-NAME.json`.
+The defaults take a few minutes with a small encoder on two cores. `python -m experiments.tables` makes the table
+`benchmarks/scaling-NAME` of the file `experiments/results/benchmarks/scaling-NAME.json`.
 """
 
 import argparse
@@ -37,9 +37,10 @@ from torch.nn.parallel import DistributedDataParallel
 from train_step import SEED, Setting, Step, csekit_step, now, parse_setting, read_batches, serve
 from transformers.utils import logging
 
-from csekit.evaluation.results import environment, write_results
+from csekit.encoding.provenance import environment
+from csekit.evaluation.results import write_results
 from csekit.trainers import load_corpus
-from csekit.trainers.corpus_datasets import ShuffledRows
+from csekit.trainers.data.datasets import ShuffledRows
 
 #: Takes one step over a batch of sentences and returns its seconds.
 Side = Callable[[list[dict[str, Any]]], float]

@@ -1,11 +1,12 @@
 """The share of a training's time that its selection takes: STS-B dev at every evaluation, label-free criteria.
 
     python benchmarks/selection.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
-        --data_dir SentEval/data --precision bf16 --output results/benchmarks/selection-bert-base-uncased-cpu.json
+        --data_dir SentEval/data --precision bf16 \
+        --output experiments/results/benchmarks/selection-bert-base-uncased-cpu.json
 
 What is timed is what `CSETrainer` does: steps of SimCSE, the dev set in float32 and in bf16 (`bf16_full_eval`),
 the criteria. They take turns; on CPU time is that of the processor, so that other programs do not count.
-`python -m csekit.evaluation.tables` makes the table `benchmarks/selection-NAME` of the file.
+`python -m experiments.tables` makes the table `benchmarks/selection-NAME` of the file.
 """
 
 import argparse
@@ -23,8 +24,9 @@ from train_step import SEED, Setting, csekit_step, parse_setting, read_batches
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from csekit.encoding.provenance import environment
 from csekit.evaluation.pairs import Pairs
-from csekit.evaluation.results import environment, write_results
+from csekit.evaluation.results import write_results
 from csekit.evaluation.sts_data import load_stsb_dev
 from csekit.modeling import SimCSEModel
 from csekit.trainers import CSETrainer, CSETrainingArguments, load_corpus

@@ -1,11 +1,11 @@
 """How strongly each term of a loss pulls at the encoder: the norm of its gradient, and the angle to the contrast's.
 
     python benchmarks/term_gradients.py --train_file sentences.txt --start infocse=runs/stage1 diffcse=my-encoder \
-        --checkpoints runs/infocse/training/checkpoint-1500 --output results/gradients/my-encoder.json
+        --checkpoints runs/infocse/training/checkpoint-1500 --output experiments/results/gradients/my-encoder.json
 
 A term's value in the log says nothing of this: a weighted term may be as large as the contrast and move nothing.
 ``--start`` takes a method's default settings on an encoder, ``--checkpoints`` what a training has saved. All see the
-same sentences. `python -m csekit.evaluation.tables` makes the table `gradients/NAME` of the file.
+same sentences. `python -m experiments.tables` makes the table `gradients/NAME` of the file.
 """
 
 import argparse
@@ -21,7 +21,8 @@ from train_step import SEED, parse_setting, read_batches
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
-from csekit.evaluation.results import environment, write_results
+from csekit.encoding.provenance import environment
+from csekit.evaluation.results import write_results
 from csekit.modeling import METHODS, CSEModel
 from csekit.trainers import CSECollator
 

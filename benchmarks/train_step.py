@@ -1,16 +1,16 @@
 """Time and peak memory of one optimiser step of every method, relative to SimCSE, or of csekit and its peers.
 
     python benchmarks/train_step.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
-        --precision bf16 --output results/costs/bert-base-uncased-cpu-bf16.json
+        --precision bf16 --output experiments/results/costs/bert-base-uncased-cpu-bf16.json
 
 A step goes from texts to new weights: tokenising and masking, forward, backward, clipping, AdamW. Every method lives
 in a process of its own, which gives its peak memory; they take turns (A B C A B C …) over the same batches, so that
 what slows the machine down for a while slows all of them, and a ratio is the median of those within a turn. Run it on
-a machine with nothing else to do. `python -m csekit.evaluation.tables` makes the table `costs/NAME` of the file
-`results/costs/NAME.json`.
+a machine with nothing else to do. `python -m experiments.tables` makes the table `costs/NAME` of the file
+`experiments/results/costs/NAME.json`.
 
 What is measured stands in `methods.yaml`; `--rows benchmarks/peers.yaml` compares with sentence-transformers and with
-naive forms of the steps, for the table `peers/NAME` of `results/peers/NAME.json`.
+naive forms of the steps, for the table `peers/NAME` of `experiments/results/peers/NAME.json`.
 """
 
 import argparse
@@ -33,7 +33,8 @@ import yaml
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from csekit.evaluation.results import environment, write_results
+from csekit.encoding.provenance import environment
+from csekit.evaluation.results import write_results
 from csekit.modeling import METHODS
 from csekit.trainers import CSECollator, load_corpus
 from csekit.trainers.gradient_cache import cache_gradients

@@ -1,4 +1,4 @@
-"""Evaluation of sentence encoders: texts in, scores out. Names are loaded on first use."""
+"""Vectors to scores: STS, transfer, retrieval, geometry, comparisons, reports. Names are loaded on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from csekit.evaluation.clustering import clustering_suite as clustering_suite
     from csekit.evaluation.compare import Difference as Difference
     from csekit.evaluation.compare import compare_runs as compare_runs
-    from csekit.evaluation.encode_files import encode_file as encode_file
-    from csekit.evaluation.encode_files import merge_shards as merge_shards
-    from csekit.evaluation.encoding import TextEncoder as TextEncoder
-    from csekit.evaluation.encoding import encode as encode
-    from csekit.evaluation.export import export_sentence_transformer as export_sentence_transformer
     from csekit.evaluation.geometry import alignment as alignment
     from csekit.evaluation.geometry import effective_rank as effective_rank
     from csekit.evaluation.geometry import label_free_criteria as label_free_criteria
@@ -27,7 +22,6 @@ if TYPE_CHECKING:
     from csekit.evaluation.geometry_scores import GeometryScores as GeometryScores
     from csekit.evaluation.geometry_scores import geometry_suite as geometry_suite
     from csekit.evaluation.labelling import draw_pairs as draw_pairs
-    from csekit.evaluation.loading import load_encoder as load_encoder
     from csekit.evaluation.metric import STSSpearman as STSSpearman
     from csekit.evaluation.mteb_adapter import MTEBEncoder as MTEBEncoder
     from csekit.evaluation.mteb_adapter import banking77 as banking77
@@ -37,20 +31,15 @@ if TYPE_CHECKING:
     from csekit.evaluation.neighbors import Neighbor as Neighbor
     from csekit.evaluation.neighbors import QueryNeighbors as QueryNeighbors
     from csekit.evaluation.neighbors import nearest_neighbors as nearest_neighbors
-    from csekit.evaluation.onnx_encoder import ONNXEncoder as ONNXEncoder
-    from csekit.evaluation.onnx_export import export_onnx as export_onnx
     from csekit.evaluation.pairs import Pairs as Pairs
     from csekit.evaluation.pairs import read_pairs as read_pairs
-    from csekit.evaluation.papers import PaperRow as PaperRow
-    from csekit.evaluation.papers import paper_table as paper_table
-    from csekit.evaluation.ray_encoding import encode_with_ray as encode_with_ray
-    from csekit.evaluation.report import SearchData as SearchData
-    from csekit.evaluation.report import build_report as build_report
-    from csekit.evaluation.report import write_report as write_report
-    from csekit.evaluation.report_runs import ReportRun as ReportRun
-    from csekit.evaluation.report_runs import read_run as read_run
-    from csekit.evaluation.results import checksum as checksum
-    from csekit.evaluation.results import environment as environment
+    from csekit.evaluation.report.page import SearchData as SearchData
+    from csekit.evaluation.report.page import build_report as build_report
+    from csekit.evaluation.report.page import write_report as write_report
+    from csekit.evaluation.report.papers import PaperRow as PaperRow
+    from csekit.evaluation.report.papers import paper_table as paper_table
+    from csekit.evaluation.report.runs import ReportRun as ReportRun
+    from csekit.evaluation.report.runs import read_run as read_run
     from csekit.evaluation.results import read_results as read_results
     from csekit.evaluation.results import write_results as write_results
     from csekit.evaluation.retrieval import RetrievalScores as RetrievalScores
@@ -77,16 +66,34 @@ if TYPE_CHECKING:
     from csekit.evaluation.transfer_data import load_transfer as load_transfer
 
 _PUBLIC = {
-    "baselines": ("StaticTokens", "TfidfEncoder", "Whitening", "static_encoder"),
-    "clustering": ("ClusteringOptions", "ClusteringScores", "clustering_suite"),
-    "compare": ("Difference", "compare_runs"),
-    "encode_files": ("encode_file", "merge_shards"),
-    "encoding": ("TextEncoder", "encode"),
-    "export": ("export_sentence_transformer",),
-    "geometry": ("alignment", "effective_rank", "label_free_criteria", "mean_cosine", "uniformity"),
-    "geometry_scores": ("GeometryOptions", "GeometryScores", "geometry_suite"),
+    "baselines": (
+        "StaticTokens",
+        "TfidfEncoder",
+        "Whitening",
+        "static_encoder",
+    ),
+    "clustering": (
+        "ClusteringOptions",
+        "ClusteringScores",
+        "clustering_suite",
+    ),
+    "compare": (
+        "Difference",
+        "compare_runs",
+    ),
+    "geometry": (
+        "alignment",
+        "effective_rank",
+        "label_free_criteria",
+        "mean_cosine",
+        "uniformity",
+    ),
+    "geometry_scores": (
+        "GeometryOptions",
+        "GeometryScores",
+        "geometry_suite",
+    ),
     "labelling": ("draw_pairs",),
-    "loading": ("load_encoder",),
     "metric": ("STSSpearman",),
     "mteb_adapter": (
         "MTEBEncoder",
@@ -95,24 +102,68 @@ _PUBLIC = {
         "mteb_retrieval_task",
         "mteb_sts_tasks",
     ),
-    "neighbors": ("Neighbor", "QueryNeighbors", "nearest_neighbors"),
-    "onnx_encoder": ("ONNXEncoder",),
-    "onnx_export": ("export_onnx",),
-    "pairs": ("Pairs", "read_pairs"),
-    "papers": ("PaperRow", "paper_table"),
-    "ray_encoding": ("encode_with_ray",),
-    "report": ("SearchData", "build_report", "write_report"),
-    "report_runs": ("ReportRun", "read_run"),
-    "results": ("checksum", "environment", "read_results", "write_results"),
-    "retrieval": ("RetrievalScores", "evaluate_retrieval", "load_retrieval", "retrieval_suite", "stsb_retrieval"),
-    "retrieval_data": ("Collection", "CollectionGroup", "load_beir"),
+    "neighbors": (
+        "Neighbor",
+        "QueryNeighbors",
+        "nearest_neighbors",
+    ),
+    "pairs": (
+        "Pairs",
+        "read_pairs",
+    ),
+    "report.page": (
+        "SearchData",
+        "build_report",
+        "write_report",
+    ),
+    "report.papers": (
+        "PaperRow",
+        "paper_table",
+    ),
+    "report.runs": (
+        "ReportRun",
+        "read_run",
+    ),
+    "results": (
+        "read_results",
+        "write_results",
+    ),
+    "retrieval": (
+        "RetrievalScores",
+        "evaluate_retrieval",
+        "load_retrieval",
+        "retrieval_suite",
+        "stsb_retrieval",
+    ),
+    "retrieval_data": (
+        "Collection",
+        "CollectionGroup",
+        "load_beir",
+    ),
     "score_file": ("ScoreFile",),
     "search": ("search_blocks",),
-    "sentences": ("draw_sentences", "read_sentences"),
-    "sts": ("STSScores", "evaluate_pairs", "evaluate_sts"),
-    "sts_data": ("load_sts", "load_sts_hub", "load_stsb_dev"),
-    "transfer": ("TransferScores", "evaluate_transfer"),
-    "transfer_data": ("TransferTask", "load_transfer"),
+    "sentences": (
+        "draw_sentences",
+        "read_sentences",
+    ),
+    "sts": (
+        "STSScores",
+        "evaluate_pairs",
+        "evaluate_sts",
+    ),
+    "sts_data": (
+        "load_sts",
+        "load_sts_hub",
+        "load_stsb_dev",
+    ),
+    "transfer": (
+        "TransferScores",
+        "evaluate_transfer",
+    ),
+    "transfer_data": (
+        "TransferTask",
+        "load_transfer",
+    ),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 

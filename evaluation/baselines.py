@@ -18,8 +18,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import nn
 from transformers import AutoTokenizer
 
-from csekit.evaluation.encoding import TextEncoder, check_texts, embed
-from csekit.evaluation.loading import PooledOutput, load_backbone, load_pretrained, metadata_folder, model_name
+from csekit.encoding.encoder import TextEncoder, check_texts, embed
+from csekit.encoding.folders import load_pretrained, load_transformer, metadata_folder, model_name
+from csekit.encoding.pooled import PooledOutput
 from csekit.evaluation.pairs import normal, read_lines
 from csekit.modeling.tokenization import own_template, sentence_frame
 
@@ -64,7 +65,7 @@ def static_encoder(
         raise FileNotFoundError(f"{path_or_id}: holds no config.json, so no model with word embeddings")
     tokenizer = load_pretrained(AutoTokenizer, path_or_id)
     frame = sentence_frame(tokenizer, own_template(tokenizer))
-    model = StaticTokens(load_backbone(path_or_id), len(frame.before), len(frame.after))
+    model = StaticTokens(load_transformer(path_or_id), len(frame.before), len(frame.after))
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return TextEncoder(
         model,

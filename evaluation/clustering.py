@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from csekit.evaluation.encoding import Encoder, embed
+from csekit.encoding.encoder import Encoder, embed
 from csekit.evaluation.pairs import normal, read_lines
 from csekit.evaluation.sts_data import _find
 

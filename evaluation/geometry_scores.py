@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from csekit.encoding.encoder import Encoder
 from csekit.evaluation.correlation import spearman
-from csekit.evaluation.encoding import Encoder
 from csekit.evaluation.geometry import alignment, effective_rank, mean_cosine, uniformity
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.sts import EmbeddedPairs

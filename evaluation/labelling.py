@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from csekit.encoding.encoder import Encoder, check_texts, embed
 from csekit.evaluation.correlation import cosine
-from csekit.evaluation.encoding import Encoder, check_texts, embed
 from csekit.evaluation.pairs import normal
 from csekit.evaluation.search import search_blocks, without_own
 from csekit.evaluation.sentences import draw_sentences

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from csekit.evaluation.encoding import Encoder, TextEncoder, embed, weights_digest
+from csekit.encoding.encoder import Encoder, TextEncoder, embed, weights_digest
 from csekit.evaluation.pairs import read_lines
 from csekit.evaluation.retrieval_data import Collection
 from csekit.evaluation.sts_data import STSTask

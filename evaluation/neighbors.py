@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from csekit.evaluation.encoding import Encoder, check_texts, embed
+from csekit.encoding.encoder import Encoder, check_texts, embed
 from csekit.evaluation.pairs import normal
 from csekit.evaluation.search import BLOCK_DOCUMENTS, search_blocks, without_own
 

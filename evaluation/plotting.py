@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from csekit.evaluation.results import write_atomically
+from csekit.encoding.provenance import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

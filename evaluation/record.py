@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from csekit.evaluation.results import environment, read_results, read_similarities, write_results
+from csekit.encoding.provenance import environment
+from csekit.evaluation.results import read_results, read_similarities, write_results
 
 
 class Record:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from csekit.evaluation.encoding import Encoder, embed
+from csekit.encoding.encoder import Encoder, embed
 from csekit.evaluation.pairs import Pairs, digest
 from csekit.evaluation.retrieval_data import Collection, CollectionGroup, load_beir
 from csekit.evaluation.search import search_blocks
@@ -100,7 +100,7 @@ def stsb_retrieval(
     """
     _check_directions(directions)
     pairs = load_sts(data_dir, "STS-B", text_form)[0].subsets[0]
-    return score_pairs(encoder, pairs, (directions,), progress)[directions]
+    return score_pair_retrieval(encoder, pairs, (directions,), progress)[directions]
 
 
 def _check_directions(directions: str) -> None:
@@ -108,7 +108,7 @@ def _check_directions(directions: str) -> None:
         raise ValueError(f"directions must be 'first' or 'both', got {directions!r}")
 
 
-def score_pairs(
+def score_pair_retrieval(
     encoder: Encoder, pairs: Pairs, directions: Sequence[str] = DIRECTIONS, progress: bool = False
 ) -> dict[str, RetrievalScores]:
     """``stsb_retrieval`` over any pairs, in each of the directions: those with gold score 5.0 ask.
@@ -326,7 +326,7 @@ def retrieval_suite(encoder: Encoder, data: RetrievalData, progress: bool = Fals
     Raises:
         ImportError, ValueError: as ``stsb_retrieval`` and ``evaluate_retrieval``.
     """
-    stsb = score_pairs(encoder, data.pairs, DIRECTIONS, progress)
+    stsb = score_pair_retrieval(encoder, data.pairs, DIRECTIONS, progress)
     scores = {f"STS-B, {stsb[direction].queries} queries": stsb[direction] for direction in DIRECTIONS}
     for collection in data.collections:
         scores[collection.name] = evaluate_retrieval(encoder, collection, progress=progress)

@@ -199,3 +199,9 @@ def load_beir(folder: str | Path, split: str = "test", *, allow_missing: bool = 
         raise FileNotFoundError(f"{folder}: must hold the twelve parts of CQADupStack, {', '.join(absent)} missing")
     parts = (_load_collection(folder / part, part, split, allow_missing) for part in CQADUPSTACK)
     return CollectionGroup(name, tuple(parts))
+
+
+def kind_and_cutoff(metric: str) -> tuple[str, int]:
+    """The order of metrics: recall@5 before recall@10."""
+    kind, _, cutoff = metric.partition("@")
+    return kind, int(cutoff or 0)

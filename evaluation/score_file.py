@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from csekit.encoding.provenance import write_atomically
 from csekit.evaluation.pairs import normal, parse_score, read_lines
-from csekit.evaluation.results import write_atomically
 
 #: The scale of STS: from nothing in common to the same meaning.
 HIGHEST = 5.0

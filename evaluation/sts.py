@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from csekit.encoding.encoder import Encoder, vectors
 from csekit.evaluation.correlation import cosine, pearson, spearman
-from csekit.evaluation.encoding import Encoder, vectors
 from csekit.evaluation.pairs import Pairs, check_scores
 from csekit.evaluation.sts_data import STS_TASKS, STSTask
 

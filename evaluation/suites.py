@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from csekit.encoding.encoder import Encoder
 from csekit.evaluation.clustering import cluster_titles, load_stackoverflow
-from csekit.evaluation.encoding import Encoder
 from csekit.evaluation.geometry_scores import GeometryOptions, measure_geometry
 from csekit.evaluation.retrieval import RetrievalData, load_retrieval, retrieval_suite
 from csekit.evaluation.sts import evaluate_sts

@@ -24,7 +24,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from tqdm.auto import tqdm
 
-from csekit.evaluation.encoding import Encoder, vectors
+from csekit.encoding.encoder import Encoder, vectors
 from csekit.evaluation.transfer_data import TRANSFER_TASKS, Split, TransferTask
 
 #: C times the number of features. Ascending: each fit starts from the one before.

@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 from csekit.trainers import load_corpus
-from csekit.trainers.back_translation import BackTranslation, distinct, write_back_translations
-from csekit.trainers.pretraining_runs import corpus_texts
-from csekit.trainers.runs import one_line_errors
+from csekit.trainers.data.back_translation import BackTranslation, distinct, write_back_translations
+from csekit.trainers.scripts.pretraining_runs import corpus_texts
+from csekit.trainers.scripts.runs import one_line_errors
 
 
 def read_arguments() -> argparse.Namespace:

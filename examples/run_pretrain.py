@@ -17,7 +17,7 @@ import time
 from transformers import set_seed
 
 from csekit.trainers import PretrainingTrainer, pack
-from csekit.trainers.pretraining_runs import (
+from csekit.trainers.scripts.pretraining_runs import (
     heldout_table,
     load_texts,
     make_model,
@@ -25,7 +25,7 @@ from csekit.trainers.pretraining_runs import (
     parse_pretrain_arguments,
     write_pretraining,
 )
-from csekit.trainers.runs import check_output_dir, one_line_errors
+from csekit.trainers.scripts.runs import check_output_dir, one_line_errors
 
 
 def main() -> int:

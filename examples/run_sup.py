@@ -15,7 +15,7 @@ import sys
 import time
 
 from csekit.trainers import parse_run_arguments
-from csekit.trainers.runs import (
+from csekit.trainers.scripts.runs import (
     SUPERVISED,
     check_output_dir,
     check_positives,

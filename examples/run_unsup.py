@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from csekit.trainers import parse_run_arguments
-from csekit.trainers.demo import DEMO, with_demo
-from csekit.trainers.runs import check_output_dir, load_data, make_trainer, one_line_errors, train_and_score
+from csekit.trainers.scripts.demo import DEMO, with_demo
+from csekit.trainers.scripts.runs import check_output_dir, load_data, make_trainer, one_line_errors, train_and_score
 
 REAL_RUN = """For a real run:
   accelerate launch examples/run_unsup.py --model_name_or_path bert-base-uncased --train_file sentences.txt

@@ -58,8 +58,8 @@ def main() -> None:
     torch.set_num_threads(1)
 
     import csekit.cli
-    import csekit.trainers.publishing
-    import csekit.trainers.runs  # noqa: F401
+    import csekit.trainers.hub.publishing
+    import csekit.trainers.scripts.runs  # noqa: F401
 
     time.sleep = lambda seconds: None  # the client waits half a minute between its tries
     for line in sys.stdin:

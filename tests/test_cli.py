@@ -62,7 +62,7 @@ def test_suites_share_one_file_and_a_broken_one_is_found_before_encoding(
     other = run(*model, "--tasks", "CR", "--seed", "7", *common)
     assert other.exit_code == 2 and "'seed': 1111" in other.output
     (small_data / "CR/custrev.neg").write_text("the cat\n")
-    monkeypatch.setattr("csekit.evaluation.load_encoder", None)
+    monkeypatch.setattr("csekit.encoding.load.load_encoder", None)
     broken = run(*model, "--tasks", "STS15,CR", *common)
     assert broken.exit_code == 2 and "custrev.neg: expected 12 examples, found 1" in broken.output
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from csekit.cli import main
 from csekit.evaluation import SearchData, build_report, read_run, write_report, write_results
-from csekit.evaluation.report import quantise
+from csekit.evaluation.report.page import quantise
 
 SENTENCES = ["the man plays guitar", "the dog runs fast", "a red ball", "the house is slow", "a woman sings", "a tree"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from csekit.evaluation.tables import update
+from experiments.tables.render import update
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -14,7 +14,9 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_tables_are_what_the_results_files_give(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert update(text, ROOT / "results") == text, "run: python -m csekit.evaluation.tables README.md docs/*.md"
+    assert update(text, ROOT / "experiments" / "results") == text, (
+        "run: python -m experiments.tables README.md docs/*.md"
+    )
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -13,17 +13,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("modeling", "trainers", "evaluation")
+FOLDERS = ("modeling", "trainers", "encoding", "evaluation")
 #: Who may import which of ours: downward only.
 ARROWS = {
     "modeling": {"modeling"},
-    "evaluation": {"evaluation", "modeling"},
-    "trainers": {"trainers", "evaluation", "modeling"},
+    "encoding": {"encoding", "modeling"},
+    "evaluation": {"evaluation", "encoding", "modeling"},
+    "trainers": {"trainers", "evaluation", "encoding", "modeling"},
 }
 
 
 def modules(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).glob("*.py"))
+    return sorted((ROOT / folder).rglob("*.py"))
 
 
 def linked() -> list[Path]:
@@ -34,7 +35,7 @@ def linked() -> list[Path]:
 
 def own_code() -> list[Path]:
     """Python files of the package, the examples and the tests; the links under src are not followed."""
-    folders = [*FOLDERS, "examples", "benchmarks", "tests"]
+    folders = [*FOLDERS, "examples", "experiments", "benchmarks", "tests"]
     return sorted([*linked(), *(path for name in folders for path in (ROOT / name).rglob("*.py"))])
 
 
@@ -57,7 +58,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
     for name in ("setup.py", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
-    for name in (*FOLDERS, "model_cards", "examples", "src"):
+    for name in (*FOLDERS, "model_cards", "examples", "experiments", "src"):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
     for kind in ("sdist", "wheel"):  # a process each: setuptools keeps the state of the first
@@ -85,7 +86,7 @@ def test_the_sdist_holds_what_the_readme_starts(built: Path) -> None:
         "modeling/losses.py",
     ):
         assert name in names
-    assert not [name for name in names if name.startswith(("runs/", "results/"))]
+    assert not [name for name in names if name.startswith(("runs/", "experiments/results/"))]
 
 
 def test_the_index_would_take_both(built: Path) -> None:
@@ -103,16 +104,16 @@ def test_the_version_stands_in_one_place(built: Path) -> None:
 
 def test_the_wheel_holds_the_folders(wheel):
     code = {path.relative_to(ROOT / "src").as_posix() for path in linked()}
-    code |= {f"csekit/{folder}/{path.name}" for folder in FOLDERS for path in modules(folder)}
+    code |= {f"csekit/{path.relative_to(ROOT)}" for folder in FOLDERS for path in modules(folder)}
     packaged = [name for name in wheel if ".dist-info/" not in name]
     assert len(set(packaged)) == len(packaged)
     assert {name for name in packaged if name.endswith(".py")} == code
     assert "csekit/py.typed" in packaged
     data = [name for name in packaged if not name.endswith(".py") and name != "csekit/py.typed"]
     assert all((ROOT / name.removeprefix("csekit/")).exists() for name in data), data
-    templates = {f"csekit/evaluation/templates/report.{kind}" for kind in ("html", "css", "js")}
+    templates = {f"csekit/evaluation/report/templates/report.{kind}" for kind in ("html", "css", "js")}
     templates |= {f"csekit/model_cards/{path.name}" for path in (ROOT / "model_cards").glob("*.jinja")}
-    assert {"csekit/evaluation/papers.yaml", *templates} <= set(data)
+    assert {"csekit/evaluation/report/papers.yaml", *templates} <= set(data)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -1,16 +1,16 @@
 """Training: corpora, collator, arguments and the trainer."""
 
-from .arguments import CSETrainingArguments, PretrainingArguments
-from .base_trainer import NonFiniteLossError
-from .callbacks import GeometryCallback
-from .collator import CSECollator
-from .corpora import Corpus, load_corpus
-from .packing import Blocks, PretrainingCollator, pack
-from .pretraining import PretrainingTrainer
-from .publishing import PublishError, push_run
-from .run_arguments import RunArguments, parse_run_arguments
-from .tokenizer_training import train_tokenizer
-from .trainer import CSETrainer
+from csekit.trainers.arguments import CSETrainingArguments, PretrainingArguments
+from csekit.trainers.base_trainer import NonFiniteLossError
+from csekit.trainers.batches.collator import CSECollator
+from csekit.trainers.batches.packing import Blocks, PretrainingCollator, pack
+from csekit.trainers.callbacks import GeometryCallback
+from csekit.trainers.data.corpora import Corpus, load_corpus
+from csekit.trainers.data.tokenizer_training import train_tokenizer
+from csekit.trainers.hub.publishing import PublishError, push_run
+from csekit.trainers.pretraining import PretrainingTrainer
+from csekit.trainers.scripts.run_arguments import RunArguments, parse_run_arguments
+from csekit.trainers.trainer import CSETrainer
 
 __all__ = [
     "Blocks",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import TrainingArguments
 
-from .augmentation import make_augmentation
+from csekit.trainers.data.augmentation import make_augmentation
 
 
 @dataclass

@@ -20,9 +20,8 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from csekit.modeling.distributed import world_size
-
-from .callbacks import Report, StopOnTerminate
-from .corpus_datasets import EpochMixin, SetEpochCallback, ShuffledRows
+from csekit.trainers.callbacks import Report, StopOnTerminate
+from csekit.trainers.data.datasets import EpochMixin, SetEpochCallback, ShuffledRows
 
 logger = logging.getLogger(__name__)
 

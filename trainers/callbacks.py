@@ -3,7 +3,7 @@
 import logging
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,10 +11,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from csekit.evaluation.geometry_scores import positive_pairs, space_scores
 from csekit.evaluation.pairs import Pairs
+from csekit.evaluation.sts import EmbeddedPairs
 from csekit.modeling.distributed import world_size
-
-if TYPE_CHECKING:
-    from .trainer import CSETrainer
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +76,15 @@ class StopOnTerminate(TrainerCallback):
             self._previous = None
 
 
+class MeasuredTrainer(Protocol):
+    """The part of a trainer that ``GeometryCallback`` reads and writes."""
+
+    embedded_dev: EmbeddedPairs | None
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add an entry to the log."""
+
+
 class GeometryCallback(TrainerCallback):
     """Log the shape of the dev set's embeddings at every evaluation: ``geometry/alignment`` of the pairs with a gold
     score above the threshold, ``geometry/uniformity``, ``geometry/mean_cosine`` and ``geometry/effective_rank`` of all
@@ -95,7 +102,7 @@ class GeometryCallback(TrainerCallback):
         ValueError: no dev set, or no pair above the threshold.
     """
 
-    def __init__(self, trainer: "CSETrainer", dev: Pairs | None, threshold: float = 4.0) -> None:
+    def __init__(self, trainer: MeasuredTrainer, dev: Pairs | None, threshold: float = 4.0) -> None:
         if dev is None:
             raise ValueError("geometry needs a dev set of scored pairs, got none (--data_dir or --dev_file)")
         try:

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import IntervalStrategy
 
-from csekit.evaluation.encoding import evaluating
+from csekit.encoding.encoder import evaluating
 from csekit.modeling import InfoCSEForPreTraining
 from csekit.modeling.export import length_limit
 from csekit.modeling.initialization import (
@@ -21,11 +21,10 @@ from csekit.modeling.initialization import (
     near_identity_transform_,
     ppmi_embeddings,
 )
-
-from .arguments import PretrainingArguments
-from .base_trainer import TermsTrainer, warn_of_launcher, without_autocast
-from .masking import MaskingVocabulary
-from .packing import Blocks, PretrainingCollator
+from csekit.trainers.arguments import PretrainingArguments
+from csekit.trainers.base_trainer import TermsTrainer, warn_of_launcher, without_autocast
+from csekit.trainers.batches.masking import MaskingVocabulary
+from csekit.trainers.batches.packing import Blocks, PretrainingCollator
 
 HELDOUT_SEED = 0  # of the masks of held-out text: the same for every run
 

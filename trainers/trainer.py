@@ -13,7 +13,7 @@ from accelerate.utils import DynamoBackend
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from csekit.evaluation.encoding import encode, evaluating
+from csekit.encoding.encoder import encode, evaluating
 from csekit.evaluation.geometry import label_free_criteria
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.sts import EmbeddedPairs, score_pairs
@@ -25,16 +25,16 @@ from csekit.modeling.configuration_cse import dropout_fields
 from csekit.modeling.distributed import world_size
 from csekit.modeling.export import check_exportable
 from csekit.modeling.tokenization import pad, tokenize
-
-from .arguments import CSETrainingArguments
-from .augmentation import check_augmentation, make_augmentation
-from .base_trainer import TRAINING_FOLDER, warn_of_launcher, without_autocast
-from .callbacks import GeometryCallback
-from .collator import CSECollator
-from .corpora import Corpus
-from .corpus_datasets import StreamingSentenceDataset
-from .gradient_cache import cache_gradients
-from .hub_trainer import HubTrainer
+from csekit.trainers.arguments import CSETrainingArguments
+from csekit.trainers.base_trainer import TRAINING_FOLDER, warn_of_launcher, without_autocast
+from csekit.trainers.batches.collator import CSECollator
+from csekit.trainers.callbacks import GeometryCallback
+from csekit.trainers.data.augmentation import check_augmentation, make_augmentation
+from csekit.trainers.data.corpora import Corpus
+from csekit.trainers.data.datasets import StreamingSentenceDataset
+from csekit.trainers.gradient_cache import cache_gradients
+from csekit.trainers.hub.hub_trainer import HubTrainer
+from csekit.trainers.scripts.run_record import trainer_results
 
 logger = logging.getLogger(__name__)
 
@@ -244,8 +244,6 @@ class CSETrainer(HubTrainer):
 
     def results(self) -> dict[str, Any]:
         """What is known of the run, for its card."""
-        from .runs import trainer_results  # which imports this module
-
         return trainer_results(self)
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from csekit.cli.common import model_labels
-from csekit.evaluation import TextEncoder, load_encoder, read_sentences, search_blocks
-from csekit.evaluation.encoding import embed
+from csekit.encoding import TextEncoder, load_encoder
+from csekit.encoding.encoder import embed
+from csekit.evaluation import read_sentences, search_blocks
 
 MAX_CORPUS = 20_000
 EXAMPLES = "A man is playing a guitar.\nSomeone makes music.\nA dog runs across the field.\nThe animal is running."

@@ -63,15 +63,13 @@ _PUBLIC: dict[str, str] = {
         ),
         "csekit.trainers",
     ),
+    **dict.fromkeys(("encode", "encode_file", "load_encoder"), "csekit.encoding"),
     **dict.fromkeys(
         (
             "compare_runs",
-            "encode",
-            "encode_file",
             "evaluate_pairs",
             "evaluate_sts",
             "evaluate_transfer",
-            "load_encoder",
             "load_sts",
             "load_transfer",
             "read_pairs",

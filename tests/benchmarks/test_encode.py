@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from csekit.evaluation.costs import encoding_table
 from csekit.evaluation.results import read_results
-from csekit.evaluation.tables import update
+from experiments.tables.costs import encoding_table
+from experiments.tables.render import update
 
 TEXTS = ["the man plays guitar", "a woman sings", "the dog runs in the house", "a cat is on the tree", "a cat is red"]
 

@@ -12,8 +12,8 @@ import torch
 
 from csekit.evaluation import sts_data
 from csekit.evaluation.results import read_results
-from csekit.evaluation.tables import update
 from csekit.modeling import SimCSEModel
+from experiments.tables.render import update
 
 pytest.importorskip("mteb", reason="needs the extra mteb")
 WORDS = "the a man woman dog cat plays sings runs red blue fast slow guitar ball house tree".split()  # noqa: SIM905

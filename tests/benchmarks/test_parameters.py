@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from csekit.evaluation.results import read_results
-from csekit.evaluation.tables import update
+from experiments.tables.render import update
 
 HIDDEN, LAYERS, INTERMEDIATE, POSITIONS = 8, 2, 12, 40
 

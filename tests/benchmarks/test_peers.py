@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from csekit.evaluation.results import write_results
-from csekit.evaluation.tables import update
 from csekit.modeling import METHODS
 from csekit.trainers import CSECollator
+from experiments.tables.render import update
 
 TEXTS = ["the man plays guitar", "a woman sings", "the dog runs in the house", "a cat is on the tree"]
 ROWS = [{"texts": [text], "index": i, "epoch": 0} for i, text in enumerate(TEXTS)]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from csekit.evaluation.results import read_results
-from csekit.evaluation.tables import update
+from experiments.tables.render import update
 
 
 def test_products_and_operations(script: Callable[[str], ModuleType]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from csekit.evaluation.results import read_results
-from csekit.evaluation.tables import update
+from experiments.tables.render import update
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [f"the {animal} {verb} in the house" for animal in ("dog", "cat") for verb in ("runs", "sings", "plays")]

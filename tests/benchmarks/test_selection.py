@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from csekit.evaluation.costs import selection_cost_table
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.results import read_results
-from csekit.evaluation.tables import update
+from experiments.tables.costs import selection_cost_table
+from experiments.tables.render import update
 
 TEXTS = [f"the {animal} {verb} in the house" for animal in ("dog", "cat") for verb in ("runs", "sings", "plays")]
 

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoTokenizer
 
 from csekit.evaluation.results import read_results
-from csekit.evaluation.tables import update
 from csekit.modeling import DiffCSEModel, InforMinModel
 from csekit.trainers import CSECollator, CSETrainer, CSETrainingArguments, load_corpus
+from experiments.tables.render import update
 
 TEXTS = [f"the {animal} {verb} in the house" for animal in ("dog", "cat") for verb in ("runs", "sings", "plays")]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from csekit.evaluation.results import read_results
-from csekit.evaluation.tables import update
 from csekit.modeling import InfoCSEModel
+from experiments.tables.render import update
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [

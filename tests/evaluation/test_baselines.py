@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
+from csekit.encoding.encoder import TextEncoder, embed
+from csekit.encoding.load import load_encoder
 from csekit.evaluation.baselines import (
     TfidfEncoder,
     Whitening,
@@ -16,8 +18,6 @@ from csekit.evaluation.baselines import (
     whitening,
 )
 from csekit.evaluation.correlation import cosine
-from csekit.evaluation.encoding import TextEncoder, embed
-from csekit.evaluation.loading import load_encoder
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.sts import evaluate_sts
 from csekit.evaluation.sts_data import STSTask

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from csekit.encoding.load import load_encoder
 from csekit.evaluation import mteb_adapter
-from csekit.evaluation.loading import load_encoder
 from csekit.evaluation.mteb_adapter import (
     MTEBEncoder,
     banking77,

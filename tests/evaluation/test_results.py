@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from csekit.encoding.provenance import checksum, environment
 from csekit.evaluation import results as module
 from csekit.evaluation.correlation import spearman
 from csekit.evaluation.results import (
-    checksum,
-    environment,
     pack_similarities,
     read_results,
     read_similarities,

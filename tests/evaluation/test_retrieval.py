@@ -16,7 +16,7 @@ from csekit.evaluation.retrieval import (
     evaluate_retrieval,
     load_retrieval,
     retrieval_suite,
-    score_pairs,
+    score_pair_retrieval,
     stsb_retrieval,
 )
 from csekit.evaluation.retrieval_data import CQADUPSTACK, Collection, CollectionGroup, load_beir
@@ -217,7 +217,7 @@ def naive_recall(pairs: Pairs, both: bool, k: int) -> float:
 
 def test_stsb_retrieval_is_the_loops() -> None:
     pairs = make_pairs()
-    scores = score_pairs(words_encoder, pairs)
+    scores = score_pair_retrieval(words_encoder, pairs)
     assert (scores["first"].queries, scores["both"].queries, scores["both"].documents) == (2, 4, 12)
     for direction in ("first", "both"):
         assert scores[direction].metrics == {
@@ -226,7 +226,7 @@ def test_stsb_retrieval_is_the_loops() -> None:
     # "paper garden" stands twice: the copy is nearer than the sentence that is sought; of the others the text counts
     assert scores["first"].metrics["recall@1"] < scores["first"].metrics["recall@5"] == 100
     with pytest.raises(ValueError, match=r"must hold pairs with gold score 5\.0"):
-        score_pairs(words_encoder, Pairs("p", ("a",), ("b",), np.array([4.0])))
+        score_pair_retrieval(words_encoder, Pairs("p", ("a",), ("b",), np.array([4.0])))
 
 
 def test_directions_and_options_are_checked(tmp_path: Path) -> None:

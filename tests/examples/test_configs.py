@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from csekit.trainers.runs import SUPERVISED
+from csekit.trainers.scripts.runs import SUPERVISED
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 PRESETS = sorted(CONFIGS.glob("*.yaml"))

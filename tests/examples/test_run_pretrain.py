@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from csekit.modeling import InfoCSEForPreTraining, SimCSEModel
 from csekit.trainers import PretrainingTrainer
-from csekit.trainers.pretraining_runs import new_encoder_config, parse_pretrain_arguments
+from csekit.trainers.scripts.pretraining_runs import new_encoder_config, parse_pretrain_arguments
 
 ROOT = Path(__file__).parents[2]
 PRESETS = sorted((ROOT / "examples" / "configs" / "pretraining").glob("*.yaml"))

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 
-from csekit.evaluation import load_encoder
+from csekit.encoding import load_encoder
 from csekit.modeling import METHODS
 from csekit.trainers import parse_run_arguments
-from csekit.trainers.runs import SUPERVISED
+from csekit.trainers.scripts.runs import SUPERVISED
 
 ROOT = Path(__file__).parents[2]
 RUN_SUP = ROOT / "examples" / "run_sup.py"

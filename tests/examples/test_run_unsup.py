@@ -15,7 +15,8 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from csekit.evaluation import encode, load_encoder, transfer_data
+from csekit.encoding import encode, load_encoder
+from csekit.evaluation import transfer_data
 from csekit.modeling import METHODS
 
 ROOT = Path(__file__).parents[2]

@@ -121,7 +121,7 @@ def test_a_query_gets_the_nearest_of_the_corpus(tiny_folder: Path) -> None:
     app = importlib.util.module_from_spec(spec)
     sys.modules["space_app"] = app
     spec.loader.exec_module(app)
-    from csekit.evaluation import load_encoder
+    from csekit.encoding import load_encoder
 
     encoder = load_encoder(str(tiny_folder), pooling="mean")
     side = app.Side("a", encoder, app.unit(app.embed(encoder, SENTENCES)))

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, Pre
 
 from csekit.modeling import InfoCSEModel
 from csekit.modeling.auxiliary_head import AuxiliaryHead, lower_layers
-from csekit.trainers.collator import CSECollator
+from csekit.trainers.batches.collator import CSECollator
 
 VOCABULARY, HIDDEN, POSITIONS = 97, 16, 40
 _SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "hidden_size": HIDDEN}

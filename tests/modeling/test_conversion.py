@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForMaskedLM
 from typer.testing import CliRunner
 
 from csekit.cli import main
-from csekit.evaluation import load_encoder
+from csekit.encoding import load_encoder
 from csekit.modeling import DiffCSEModel, InfoCSEModel, SimCSEModel
 from csekit.modeling.conversion import convert_checkpoint, read_state
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from csekit.evaluation import load_encoder
-from csekit.evaluation.encoding import encode
+from csekit.encoding import load_encoder
+from csekit.encoding.encoder import encode
 from csekit.modeling import MSSEModel, SimCSEModel
 from csekit.modeling.pooling import at_offset
 from csekit.modeling.template_pooling import TemplatePooling

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from csekit.evaluation import load_encoder
+from csekit.encoding import load_encoder
 from csekit.modeling import MSSEModel
 from csekit.trainers import CSETrainer
 

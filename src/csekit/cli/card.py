@@ -26,7 +26,7 @@ def card(
 ) -> None:
     """Write the model card of a run from its results."""
     with one_line_errors():
-        from csekit.trainers.card import CardOptions, render_card, results_of, write_card, write_cards
+        from csekit.trainers.hub.card import CardOptions, render_card, results_of, write_card, write_cards
 
         if source.suffix in (".yaml", ".yml"):
             for path in write_cards(source):

@@ -34,7 +34,7 @@ def convert(
     """Make a model of the state dict that SimCSE's, DiffCSE's, InfoCSE's or InforMin-CL's own code saved."""
     with one_line_errors():
         quiet_transformers()
-        from csekit.evaluation.export import check_output
+        from csekit.encoding.deploy import check_output
         from csekit.modeling.conversion import convert_checkpoint
 
         check_output(output, overwrite=False)
@@ -48,7 +48,7 @@ def convert(
 
 def _fields(settings: list[str], method: str) -> dict[str, Any]:
     """NAME=VALUE pairs, each value as its field's type."""
-    from csekit.trainers.run_arguments import method_fields
+    from csekit.trainers.scripts.run_arguments import method_fields
 
     types, fields = method_fields(method), {}
     for setting in settings:
@@ -64,7 +64,7 @@ def _write(model: Any, report: Any, output: Path, checkpoint: Path, backbone: st
     """Training checkpoint, export where the pooling has a form for it, and ``conversion.json``, all or nothing."""
     from transformers import AutoTokenizer
 
-    from csekit.evaluation.export import whole_folder
+    from csekit.encoding.deploy import whole_folder
     from csekit.modeling.export import EXPORTABLE_POOLINGS
 
     tokenizer = AutoTokenizer.from_pretrained(backbone)

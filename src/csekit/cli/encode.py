@@ -54,7 +54,7 @@ def encode(
 
 
 def _with_ray(file: str, output: Path, model: str, precision: str, loading: dict[str, Any], **more: Any) -> str:
-    from csekit.evaluation import encode_with_ray
+    from csekit.encoding import encode_with_ray
 
     rows = encode_with_ray(model, file, output, precision=precision, loading=loading, **more)
     return f"written: {output}, {rows:,} rows"
@@ -63,7 +63,7 @@ def _with_ray(file: str, output: Path, model: str, precision: str, loading: dict
 def _locally(file: str, output: Path, model: str, precision: str, loading: dict[str, Any], **more: Any) -> str:
 
     quiet_transformers()
-    from csekit.evaluation import encode_file, load_encoder
+    from csekit.encoding import encode_file, load_encoder
 
     encoder = load_encoder(model, **loading)
     encoder.precision = precision
@@ -78,7 +78,7 @@ def merge(
 ) -> None:
     """Join the shards of csekit encode, after a check that none is missing or unfinished."""
     with one_line_errors():
-        from csekit.evaluation import merge_shards
+        from csekit.encoding import merge_shards
 
         merge_shards(output, keep, typer.echo)
         typer.echo(f"written: {output}")

@@ -8,7 +8,7 @@ import typer
 from .common import one_line_errors, quiet_transformers, table
 
 if TYPE_CHECKING:
-    from csekit.evaluation.encoding import TextEncoder
+    from csekit.encoding.encoder import TextEncoder
 
 
 def evaluate(
@@ -89,7 +89,7 @@ def _score(
 
 def _load(path: str, arguments: dict[str, Any], whitening: dict[str, Any]) -> "TextEncoder":
     """The encoder that the command line describes."""
-    from csekit.evaluation import load_encoder
+    from csekit.encoding import load_encoder
     from csekit.evaluation.baselines import TfidfEncoder, Whitening, corpus_sentences, static_encoder
 
     if whitening["whiten"] is None and whitening["dim"] is not None:
@@ -112,8 +112,8 @@ def _load(path: str, arguments: dict[str, Any], whitening: dict[str, Any]) -> "T
 
 def _run(path: str, encoder: "TextEncoder") -> dict[str, Any]:
     """Which encoder: two results files with an equal ``run`` are of one."""
-    from csekit.evaluation import checksum
-    from csekit.evaluation.onnx_encoder import onnx_file
+    from csekit.encoding import checksum
+    from csekit.encoding.onnx import onnx_file
 
     graph = onnx_file(path)
     weights = [graph] if graph is not None else sorted(Path(path).glob("*.safetensors"))

@@ -39,7 +39,7 @@ def export(
             raise ValueError(f"--format must be onnx or sentence-transformers, got {format!r}")
         quiet_transformers()
         if format == "sentence-transformers":
-            from csekit.evaluation import export_sentence_transformer
+            from csekit.encoding import export_sentence_transformer
 
             if pooled or normalize or int8:
                 raise ValueError("--pooled, --normalize and --int8 are for --format onnx")
@@ -48,7 +48,7 @@ def export(
             return
         if dtype != "float32":
             raise ValueError(f"--dtype is for --format sentence-transformers, got {dtype!r}")
-        from csekit.evaluation import export_onnx
+        from csekit.encoding import export_onnx
 
         options: dict[str, Any] = {"pooled": pooled, "normalize": normalize, "int8": int8, "opset": opset}
         record = export_onnx(model, output, **options, dev=_dev(data_dir), **loading)
@@ -56,9 +56,14 @@ def export(
 
 
 def _dev(data_dir: str | None) -> Any:
+    from csekit.encoding.onnx_export import DevScore
+    from csekit.evaluation.sts import evaluate_pairs
     from csekit.evaluation.sts_data import load_stsb_dev
 
-    return None if data_dir is None else load_stsb_dev(data_dir)
+    if data_dir is None:
+        return None
+    pairs = load_stsb_dev(data_dir)
+    return DevScore(len(pairs), lambda encoder: evaluate_pairs(encoder, pairs)["spearman"])
 
 
 def _report(output: Path, record: dict[str, Any]) -> list[str]:

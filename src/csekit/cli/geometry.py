@@ -9,7 +9,8 @@ import typer
 from .common import one_line_errors, quiet_transformers, table
 
 if TYPE_CHECKING:
-    from csekit.evaluation import ClusteringOptions, GeometryOptions, TextEncoder
+    from csekit.encoding import TextEncoder
+    from csekit.evaluation import ClusteringOptions, GeometryOptions
 
 
 def geometry(
@@ -43,7 +44,8 @@ def geometry(
             raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the data")
 
         quiet_transformers()
-        from csekit.evaluation import ClusteringOptions, GeometryOptions, load_encoder
+        from csekit.encoding import load_encoder
+        from csekit.evaluation import ClusteringOptions, GeometryOptions
 
         options = GeometryOptions(split=split, threshold=threshold, text_form=text_form)
         clusters = ClusteringOptions(seed=seed) if clustering else None
@@ -73,7 +75,8 @@ def _measure(
 def _write(
     output: Path, path: str, encoder: "TextEncoder", found: dict[str, Any], title: str, seconds: float, overwrite: bool
 ) -> None:
-    from csekit.evaluation import checksum, environment, write_results
+    from csekit.encoding import checksum, environment
+    from csekit.evaluation import write_results
 
     weights = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []
     contents = {name: scores.to_dict() for name, scores in found.items()}

@@ -50,7 +50,8 @@ def label(
         file = ScoreFile.resume(output, origin)
         if file is None:
             quiet_transformers()
-            from csekit.evaluation import draw_pairs, load_encoder
+            from csekit.encoding import load_encoder
+            from csekit.evaluation import draw_pairs
 
             encoder = load_encoder(model, pooling=pooling, max_length=max_length, device=device, batch_size=batch_size)
             drawn = draw_pairs(encoder, sentences, pairs, seed=seed, pool=pool, progress=progress)

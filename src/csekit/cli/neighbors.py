@@ -40,7 +40,8 @@ def neighbors(
     """Nearest neighbours of some queries under two encoders, side by side."""
     with one_line_errors():
         quiet_transformers()
-        from csekit.evaluation import checksum, load_encoder, nearest_neighbors, read_sentences
+        from csekit.encoding import checksum, load_encoder
+        from csekit.evaluation import nearest_neighbors, read_sentences
         from csekit.evaluation.neighbors import check_ending, shared_fraction, write_neighbors
 
         if output is not None:

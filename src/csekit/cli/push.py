@@ -28,7 +28,7 @@ def push(
     """Publish a run on the Hub, in one commit. The token is that of `hf auth login`, or of HF_TOKEN."""
     with one_line_errors():
         quiet_transformers()
-        from csekit.trainers.publishing import push_run
+        from csekit.trainers.hub.publishing import push_run
 
         commit = push_run(
             run,

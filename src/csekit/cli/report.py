@@ -8,8 +8,8 @@ import typer
 from .common import model_labels, one_line_errors, quiet_transformers
 
 if TYPE_CHECKING:
-    from csekit.evaluation.report import SearchData
-    from csekit.evaluation.report_runs import ReportRun
+    from csekit.evaluation.report.page import SearchData
+    from csekit.evaluation.report.runs import ReportRun
 
 
 def report(
@@ -33,8 +33,8 @@ def report(
 ) -> None:
     """One HTML page about one or several runs, with everything in it."""
     with one_line_errors():
-        from csekit.evaluation.report import build_report, check_page_name, find_figures, write_report
-        from csekit.evaluation.report_runs import read_run
+        from csekit.evaluation.report.page import build_report, check_page_name, find_figures, write_report
+        from csekit.evaluation.report.runs import read_run
 
         check_page_name(output)
         labels = label or model_labels(runs)
@@ -65,9 +65,10 @@ def _search(
     progress: bool,
 ) -> "SearchData":
     """The drawn sentences with their embeddings under each run that has an encoder."""
-    from csekit.evaluation import draw_sentences, load_encoder, read_sentences
-    from csekit.evaluation.encoding import embed
-    from csekit.evaluation.report import SearchData
+    from csekit.encoding import load_encoder
+    from csekit.encoding.encoder import embed
+    from csekit.evaluation import draw_sentences, read_sentences
+    from csekit.evaluation.report.page import SearchData
 
     every = read_sentences(corpus, least=2)
     drawn = draw_sentences(every, n, seed)

@@ -1,0 +1,217 @@
+"""An encoder of any kind as a folder for deployment, written whole or not at all: ONNX, or the weights in another
+dtype."""
+
+import copy
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from csekit.encoding.encoder import TextEncoder
+from csekit.encoding.folders import metadata_folder, read_json
+from csekit.encoding.load import load_encoder
+from csekit.encoding.onnx import ONNX_FOLDER
+from csekit.encoding.pooled import PooledBackbone
+from csekit.encoding.provenance import checksum
+from csekit.modeling import CSEModel, SimCSEConfig, SimCSEModel
+from csekit.modeling.export import EXPORTABLE_POOLINGS, export_encoder, length_limit, save_tokenizer
+from csekit.modeling.modeling_cse import build_backbone
+
+#: What an export wrote: settings, checks, a checksum of each file of weights.
+RECORD = "export.json"
+FORMATS = ("onnx", "sentence-transformers")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+#: The files of a model's folder that are neither weights nor somebody's results.
+_METADATA = (
+    "config.json",
+    "*token*.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.jinja",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "template_pooling.py",
+    "README.md",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported.
+
+    Arguments:
+        encoder: the encoder, on CPU.
+        folder: a folder with its metadata and, but for a SentenceTransformer, its weights.
+        native: whether sentence-transformers has its pooling.
+    """
+
+    encoder: TextEncoder
+    folder: Path
+    native: bool
+
+
+def load_source(path_or_id: str | Path, work: Path, pooling: str | None = None, template: str | None = None) -> Source:
+    """The encoder with its metadata: a SentenceTransformer's own (a run's root is one), else written to ``work``.
+
+    Raises:
+        ValueError: what ``load_encoder`` raises; a SentenceTransformer with modules that only itself can run; an ONNX
+            export.
+    """
+    encoder = load_encoder(path_or_id, pooling=pooling, prompt_template=template, device="cpu")
+    model: Any = encoder.model
+    if not isinstance(model, CSEModel | PooledBackbone):
+        raise ValueError(
+            f"{path_or_id}: {type(model).__name__} cannot be exported, only an encoder with its own pooling"
+        )
+    folder = metadata_folder(path_or_id)
+    if (folder / "modules.json").is_file():
+        return Source(encoder, folder, native=True)
+    if isinstance(model, PooledBackbone):
+        model = _as_cse_model(model, template)
+    native = model.config.pooling in EXPORTABLE_POOLINGS
+    if native:
+        export_encoder(model, work, encoder.tokenizer)
+    else:
+        model.backbone.save_pretrained(work)
+        limit = length_limit(model.backbone, encoder.tokenizer)
+        save_tokenizer(encoder.tokenizer, work, limit, model.config.prompt_template)
+    return Source(encoder, work, native)
+
+
+def _as_cse_model(model: PooledBackbone, template: str | None) -> CSEModel:
+    """A plain encoder and its pooling as one of our models, without a projector."""
+    backbone: Any = model.backbone
+    config = copy.deepcopy(backbone.config)  # building a model around it changes its attention
+    fields: dict[str, Any] = {"pooling": model.pooling, "projector": "none", "prompt_template": template}
+    with torch.device("meta"):
+        skeleton = build_backbone(config)
+    wrapped = SimCSEModel(
+        SimCSEConfig(encoder_config=config, prompt_mask_offset=model.mask_offset, **fields), skeleton
+    )
+    wrapped.backbone = backbone
+    return wrapped
+
+
+def copy_metadata(source: Path, target: Path) -> None:
+    """The small files of a model's folder, those of its modules too."""
+    target.mkdir(parents=True, exist_ok=True)
+    folders = [path for path in source.glob("[0-9]_*") if path.is_dir()]
+    for folder in folders:
+        shutil.copytree(folder, target / folder.name, dirs_exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file() and any(fnmatch(file.name, pattern) for pattern in _METADATA):
+            shutil.copyfile(file, target / file.name)
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """Refuse to write into a folder that holds something, unless it is another export that may go.
+
+    Raises:
+        ValueError: it holds files and ``overwrite`` is False, or they are not an export's.
+    """
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not output.is_dir():
+        raise ValueError(f"--output must be a folder, {output} is a file")
+    if not overwrite:
+        raise ValueError(f"{output} holds files already: choose another --output, or --overwrite an earlier export")
+    if not (output / RECORD).is_file():
+        raise ValueError(f"{output} holds files and no {RECORD}: it is no earlier export, and stays as it is")
+
+
+@contextmanager
+def whole_folder(output: Path) -> Iterator[Path]:
+    """A new folder beside ``output`` that takes its place when all went well, and is gone otherwise."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
+    old = new.with_name(f"{new.name}.old")
+    try:
+        yield new
+        new.chmod(0o777 & ~_umask())
+        if output.exists():
+            os.replace(output, old)
+        os.replace(new, output)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        if old.exists() and not output.exists():
+            os.replace(old, output)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Write ``export.json`` with checksums of the files of weights. Returns what it holds."""
+    from csekit.encoding.provenance import environment
+
+    weights = sorted([*folder.glob(f"{ONNX_FOLDER}/*"), *folder.rglob("*.safetensors")])
+    files = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": checksum(f)} for f in weights}
+    record = {**record, "files": files, "environment": environment()}
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return record
+
+
+def export_sentence_transformer(
+    path_or_id: str | Path,
+    output: str | Path,
+    *,
+    dtype: str = "float32",
+    pooling: str | None = None,
+    prompt_template: str | None = None,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Write the plain encoder with its pooling metadata, weights in ``dtype``.
+
+    Arguments:
+        path_or_id, pooling, prompt_template: as for ``load_encoder``.
+
+    Returns:
+        what ``export.json`` holds.
+
+    Raises:
+        ValueError: an unknown dtype, a pooling that sentence-transformers does not have, what :func:`load_source` and
+            :func:`check_output` raise.
+    """
+    output = Path(output).expanduser()
+    if dtype not in DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    check_output(output, overwrite)
+    with tempfile.TemporaryDirectory() as work, whole_folder(output) as new:
+        source = load_source(path_or_id, Path(work), pooling, prompt_template)
+        if not source.native:
+            raise ValueError(
+                f"sentence-transformers has no pooling {source.encoder.pooling!r}: --format onnx --pooled has it in "
+                "the graph"
+            )
+        copy_metadata(source.folder, new)
+        backbone: Any = source.encoder.model.backbone
+        assert isinstance(backbone, PreTrainedModel)
+        backbone.save_pretrained(new)
+        for file in new.rglob("*.safetensors"):
+            state = {name: _cast(value, DTYPES[dtype]) for name, value in load_file(file).items()}
+            save_file(state, file, metadata={"format": "pt"})
+        config = {**read_json(new / "config.json"), "dtype": dtype}
+        (new / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        encoder = source.encoder
+        settings = {"format": "sentence-transformers", "encoder": encoder.name, "dtype": dtype}
+        return write_record(new, {**settings, "pooling": encoder.pooling, "max_length": encoder.max_length})
+
+
+def _cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value.to(dtype) if value.is_floating_point() else value

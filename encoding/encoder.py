@@ -1,0 +1,274 @@
+"""Texts to sentence embeddings: each distinct text once, longest first, no gradient, no random number drawn.
+
+Shape suffixes: N texts, n texts of a chunk, b rows of a batch, L tokens, H embedding size.
+"""
+
+import hashlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix, issparse
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from csekit.encoding.chunks import CHUNK, embed_chunks
+from csekit.encoding.chunks import evaluating as evaluating
+from csekit.encoding.chunks import token_batches as token_batches
+from csekit.encoding.fast_cpu import check_precision
+from csekit.encoding.workers import WorkerPool
+
+#: Anything that the evaluations accept: ``texts -> (N, H)``, or an object whose ``encode`` does that.
+Encoder = Any
+
+
+def check_texts(texts: Sequence[str]) -> list[str]:
+    """The texts as a list. Raises ValueError: no texts, a lone string, or an entry that is not a string."""
+    if isinstance(texts, str):
+        raise ValueError("texts must be a list of strings, got one string")
+    texts = list(texts)
+    if not texts:
+        raise ValueError("texts must hold at least one string, got an empty list")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"texts must be strings, got {type(text).__name__} at texts[{i}]")
+    return texts
+
+
+def position_limit(model: nn.Module) -> int | None:
+    """Tokens that the model has positions for, None where it names no limit.
+
+    Read from the position embeddings themselves: RoBERTa's table holds two rows more than it has usable positions.
+    """
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    config = getattr(model, "config", None)
+    config = getattr(config, "encoder_config", None) or config
+    return getattr(config, "max_position_embeddings", None)
+
+
+def truncation_length(model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> int:
+    """The length to cut at, special tokens included: ``max_length``, or the lower of tokenizer's and model's limit.
+
+    Raises:
+        ValueError: ``max_length`` exceeds the model's positions, or is None where neither names a limit.
+    """
+    positions = position_limit(model)
+    if max_length is not None:
+        if positions is not None and max_length > positions:
+            raise ValueError(f"max_length must be at most {positions} for this model, got {max_length}")
+        return max_length
+    limits = [limit for limit in (tokenizer.model_max_length, positions) if limit is not None and limit < 10**6]
+    if not limits:
+        raise ValueError("max_length must be given: neither the tokenizer nor the model's config names a limit")
+    return int(min(limits))
+
+
+def encode(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    max_length: int | None = None,
+    batch_size: int = 64,
+    prompt_template: str | None = None,
+    progress: bool = False,
+    device: str | torch.device | None = None,
+    precision: str = "fp32",
+    num_workers: int = 1,
+) -> np.ndarray:
+    """Sentence embeddings of ``texts``, row i for text i.
+
+    Each distinct text is encoded once; batches hold texts of similar length. The model is in eval mode meanwhile and
+    gets its training flags back; the global random state is not touched. ``TextEncoder`` also counts the texts cut.
+
+    Arguments:
+        model: called with ``input_ids`` and ``attention_mask`` (b, L), returns an object whose ``sentence_embedding``
+            is (b, H).
+        max_length: tokens to cut at, special tokens and template included. None: the model's own limit.
+        batch_size: rows in a batch at most; long texts make smaller batches (``chunks.MAX_BATCH_TOKENS``).
+        prompt_template: holds ``{sentence}`` and ``{mask}``.
+        device: where to encode; the model is moved there. None: where the model is.
+        precision: 'fp32', 'bf16' (autocast) or, on CPU, 'int8' (linear layers), see ``fast_cpu.fast_inference``.
+        num_workers: processes, see ``workers.WorkerPool``.
+
+    Returns:
+        (N, H) float32.
+
+    Raises:
+        ValueError: no texts, an entry that is no string, a length that the model cannot take.
+    """
+    encoder = TextEncoder(
+        model,
+        tokenizer,
+        max_length=max_length,
+        batch_size=batch_size,
+        prompt_template=prompt_template,
+        device=device,
+        precision=precision,
+    )
+    return encoder.encode(texts, progress, num_workers)
+
+
+class TextEncoder:
+    """A model with its tokenizer: texts in, embeddings out.
+
+    Arguments:
+        model, tokenizer, max_length, batch_size, prompt_template, device, precision: as for ``encode``.
+        name: for results files. A Hub id or a folder's last part, never a machine's path.
+        pooling: for results files; None where the model itself does not say.
+        lowercase: lower the texts before tokenising (``do_lower_case`` of a SentenceTransformer folder).
+
+    Attributes:
+        truncated: how many distinct texts of the last ``encode`` were cut at ``max_length``.
+        precision: may be set at any time.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str = "encoder",
+        pooling: str | None = None,
+        max_length: int | None = None,
+        batch_size: int = 64,
+        prompt_template: str | None = None,
+        lowercase: bool = False,
+        device: str | torch.device | None = None,
+        precision: str = "fp32",
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.model = model if device is None else model.to(device)
+        self.tokenizer = tokenizer
+        self.name = name
+        self.pooling = pooling
+        self.max_length = truncation_length(model, tokenizer, max_length)
+        self.batch_size = batch_size
+        self.prompt_template = prompt_template
+        self.lowercase = lowercase
+        self.precision = precision
+        self.truncated = 0
+
+    def encode(self, texts: Sequence[str], progress: bool = False, num_workers: int = 1) -> np.ndarray:
+        """(N, H) float32, row i for text i. Raises ValueError as ``encode`` does."""
+        texts = check_texts(texts)
+        place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+        distinct = sorted(place, key=len, reverse=True)
+        size = CHUNK if num_workers == 1 else min(CHUNK, -(-len(distinct) // (4 * max(1, num_workers))))
+        chunks = [distinct[start : start + size] for start in range(0, len(distinct), size)]
+        embeddings: np.ndarray | None = None
+        with tqdm(total=len(distinct), unit="texts", disable=not progress) as bar:
+            found = self.encode_chunks(chunks, num_workers, bar.update)
+            for chunk, rows_nH in zip(chunks, found, strict=True):
+                if embeddings is None:
+                    embeddings = np.empty((len(distinct), rows_nH.shape[1]), dtype=np.float32)
+                embeddings[[place[text] for text in chunk]] = rows_nH
+        assert embeddings is not None
+        return embeddings if len(distinct) == len(texts) else embeddings[[place[text] for text in texts]]
+
+    __call__ = encode
+
+    def encode_chunks(
+        self,
+        chunks: Iterable[Sequence[str]],
+        num_workers: int = 1,
+        advance: Callable[[int], object] = lambda rows: None,
+    ) -> Generator[np.ndarray, None, None]:
+        """Of each chunk of texts its embeddings (n, H) float32, as they are made; the next chunk is read and tokenised
+        meanwhile.
+
+        Arguments:
+            num_workers: processes that share the chunks.
+            advance: is told how many distinct texts are done.
+        """
+        check_precision(self.precision)
+        self.truncated = 0
+        if num_workers != 1:
+            with WorkerPool(self, num_workers) as pool:
+                for rows_nH, truncated in pool.encode_chunks(chunks, advance):
+                    self.truncated += truncated
+                    yield rows_nH
+            return
+        for rows_nH, truncated in self.embedded(chunks, advance):
+            self.truncated += truncated
+            yield rows_nH
+
+    def embedded(
+        self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object] = lambda rows: None
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """Of each chunk its embeddings, and how many of its distinct texts were cut; in this process."""
+        given = ([text.lower() for text in texts] for texts in chunks) if self.lowercase else chunks
+        return embed_chunks(
+            self.model,
+            self.tokenizer,
+            given,
+            self.max_length,
+            self.batch_size,
+            self.prompt_template,
+            self.precision,
+            advance,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What a results file says about the encoder."""
+        parameter = next(self.model.parameters(), None)
+        return {
+            "name": self.name,
+            "class": type(getattr(self.model, "backbone", self.model)).__name__,
+            "pooling": self.pooling,
+            "max_length": self.max_length,
+            "prompt_template": self.prompt_template,
+            "precision": self.precision if self.precision != "fp32" or parameter is None else str(parameter.dtype)[6:],
+        }
+
+
+def weights_digest(model: nn.Module) -> str:
+    """sha256 of a model's tensors, wherever it was loaded from."""
+    state = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):
+            state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            state.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def vectors(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> Any:
+    """``embed``, or the sparse (N, V) matrix of an encoder that gives one (``TfidfEncoder``), for those who take both.
+
+    Raises:
+        ValueError: the answer is not (N, H), or holds a value that is not finite.
+    """
+    texts = check_texts(texts)
+    function: Callable[..., Any] = encoder.encode if hasattr(encoder, "encode") else encoder
+    answer = function(texts, progress=progress) if isinstance(encoder, TextEncoder) else function(texts)
+    if isinstance(answer, torch.Tensor):
+        answer = answer.detach().float().cpu()
+    sparse = issparse(answer)
+    array = csr_matrix(answer) if sparse else np.asarray(answer, dtype=np.float32)
+    if array.ndim != 2 or array.shape[0] != len(texts):
+        raise ValueError(f"the encoder must return an array ({len(texts)}, H), got shape {array.shape}")
+    broken: Any = () if sparse else np.flatnonzero(~np.isfinite(array).all(axis=1))
+    if len(broken):
+        raise ValueError(f"the encoder returned values that are not finite for {texts[broken[0]]!r}")
+    return array
+
+
+def embed(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> np.ndarray:
+    """The embeddings of an encoder of any kind, checked: a ``TextEncoder``, an object with ``encode`` (such as a
+    SentenceTransformer), or a plain function.
+
+    Returns:
+        (N, H) float32.
+
+    Raises:
+        ValueError: the answer is not (N, H), is sparse, or holds a value that is not finite.
+    """
+    array = vectors(encoder, texts, progress)
+    if issparse(array):
+        raise ValueError(f"the encoder must return an array ({len(texts)}, H), got a sparse matrix {array.shape}")
+    return array

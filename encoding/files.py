@@ -1,0 +1,287 @@
+"""A file of texts to a file of embeddings, in bounded memory, and continued after a kill.
+
+A row of the input is a row of the output, blank ones included. The output is written chunk by chunk; beside it a
+record (``OUT.json``) says of what and by what it is made and how many rows are safe on disk. ``--shard i/n`` makes one
+of n parts, for any scheduler; ``merge_shards`` joins them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from csekit.encoding.encoder import TextEncoder, weights_digest
+from csekit.encoding.stores import (
+    DTYPES,
+    check_rows,
+    check_shards,
+    join_arrays,
+    open_sink,
+    output_kind,
+    read_record,
+    record_path,
+    write_record,
+)
+from csekit.encoding.text_files import CorpusError, file_columns, file_kind, read_batches, sha256
+
+#: Rows between two points from which a killed run goes on.
+CHUNK_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """One column of texts in a file.
+
+    Arguments:
+        path: ``.txt``, ``.csv``, ``.tsv``, ``.json``, ``.jsonl`` (each also ``.gz``, ``.xz``) or ``.parquet``.
+        name: of the column.
+    """
+
+    path: Path
+    name: str
+
+    def batches(self) -> Iterator[list[str]]:
+        """The texts in order. Raises CorpusError: a cell that is no text; names file and line."""
+        if file_kind(self.path) == "parquet":
+            yield from self._parquet()
+            return
+        for batch in read_batches(self.path, [self.name]):
+            texts = list(batch.cells[0])
+            for line, cell in zip(batch.lines, texts, strict=True) if not _all_text(texts) else ():
+                if not _all_text([cell]):
+                    raise self._no_text(cell, f"line {line}")
+            yield texts
+
+    def _parquet(self) -> Iterator[list[str]]:
+        import pyarrow.parquet as pq
+
+        row = 0
+        with pq.ParquetFile(self.path) as file:
+            for batch in file.iter_batches(columns=[self.name], batch_size=10_000):
+                texts = batch.column(0).to_pylist()
+                if None in texts:
+                    raise self._no_text(None, f"row {row + texts.index(None) + 1}")
+                row += len(texts)
+                yield texts
+
+    def _no_text(self, cell: Any, where: str) -> CorpusError:
+        what = "nothing (null)" if cell is None else f"{cell!r} ({type(cell).__name__})"
+        return CorpusError(f"{self.path}, {where}: column {self.name!r} holds {what}, not text")
+
+    def chunks(self, start: int, stop: int, size: int) -> Iterator[list[str]]:
+        """The texts of the rows from ``start`` to ``stop``, ``size`` at a time."""
+        texts: list[str] = []
+        row = 0
+        for batch in self.batches():
+            texts += batch[max(0, start - row) : max(0, stop - row)]
+            row += len(batch)
+            while len(texts) >= size:
+                yield texts[:size]
+                texts = texts[size:]
+            if row >= stop:
+                break
+        if texts:
+            yield texts
+
+
+def _all_text(cells: list[Any]) -> bool:
+    """Whether all are strings that UTF-8 can hold (JSON knows halves of surrogate pairs)."""
+    try:
+        return set(map(type, cells)) <= {str} and "".join(cells).encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def text_column(path: Path, column: str | None = None) -> TextColumn:
+    """The column to encode.
+
+    Raises:
+        FileNotFoundError: no such file.
+        CorpusError: no such column, or several that hold text and none is named.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    if file_kind(path) == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            schema = pq.read_schema(path)
+        except pa.ArrowException as error:
+            raise CorpusError(f"{path}: not readable as parquet ({error})") from None
+        texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+        available = {field.name: any(is_text(field.type) for is_text in texts) for field in schema}
+    else:
+        available = file_columns(path)
+    found = [name for name, holds_text in available.items() if holds_text]
+    if column is None:
+        if len(found) != 1:
+            raise CorpusError(
+                f"{path}: {len(found)} columns hold text, name one; the columns are {_listed(available)}"
+            )
+        return TextColumn(path, found[0])
+    if column not in available:
+        raise CorpusError(f"{path}: no column {column!r}; the columns are {_listed(available)}")
+    if file_kind(path) == "parquet" and column not in found:
+        raise CorpusError(f"{path}: column {column!r} holds no text")
+    return TextColumn(path, column)
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names) or "none"
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """'2/8' → (2, 8). Raises ValueError: anything else than 1 ≤ i ≤ n."""
+    parts = text.split("/")
+    if len(parts) == 2 and all(part.isdecimal() for part in parts):
+        i, n = map(int, parts)
+        if 1 <= i <= n:
+            return i, n
+    raise ValueError(f"shard must be i/n with 1 <= i <= n, such as 2/8, got {text!r}")
+
+
+def shard_path(output: Path, shard: tuple[int, int]) -> Path:
+    """Where a shard of an array lies: ``OUT.2-of-8.npy`` for ``OUT.npy``."""
+    return output.with_name(f"{output.stem}.{shard[0]}-of-{shard[1]}{output.suffix}")
+
+
+def encode_file(
+    encoder: TextEncoder,
+    input_file: str | Path,
+    output: str | Path,
+    *,
+    column: str | None = None,
+    dtype: str = "float32",
+    shard: str = "1/1",
+    chunk_rows: int = CHUNK_ROWS,
+    num_workers: int = 1,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Encode every row of a file. Called again after a kill it goes on where it was; a finished one is left alone.
+
+    Arguments:
+        input_file: see :class:`TextColumn`.
+        output: ``OUT.npy`` ((N, H), for ``numpy.load(…, mmap_mode="r")``), or ``OUT.parquet``, a folder of parquet
+            files with the columns ``row``, ``text`` and ``embedding``.
+        column: needed where several columns hold text.
+        dtype: 'float32' or 'float16'.
+        shard: 'i/n': the i-th of n parts of the rows. Of an array a file of its own, of parquet files of the same
+            folder; see ``merge_shards``.
+        chunk_rows: rows that are sorted by length, encoded and written at a time: what a kill costs, and the memory.
+        num_workers: processes, see ``workers.WorkerPool``.
+        overwrite: begin anew whatever lies there.
+
+    Returns:
+        the record that lies in ``OUT.json``.
+
+    Raises:
+        ValueError: an argument that is not allowed; the output was made of another input or by other settings.
+        FileNotFoundError: no such input.
+        CorpusError: something in the input that is not text.
+    """
+    part, output = parse_shard(shard), Path(output)
+    kind = output_kind(output)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(map(repr, DTYPES))}, got {dtype!r}")
+    if chunk_rows < 1:
+        raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
+    source = text_column(Path(input_file), column)
+    rows = sum(map(len, source.batches()))  # and everything in them is text
+    if rows < part[1]:
+        raise CorpusError(f"{source.path}: {rows} rows cannot make {part[1]} {'parts' if part[1] > 1 else 'output'}")
+    start, stop = (rows * i // part[1] for i in (part[0] - 1, part[0]))
+    settings: dict[str, Any] = {
+        "input": {"name": source.path.name, "sha256": sha256([source.path]), "column": source.name, "rows": rows},
+        "encoder": {**encoder.describe(), "lowercase": encoder.lowercase, "weights": weights_digest(encoder.model)},
+        "output": {"kind": kind, "dtype": dtype, "chunk_rows": chunk_rows},
+        "shard": {"index": part[0], "of": part[1], "start": start, "stop": stop},
+    }
+    del settings["encoder"]["name"]  # of the folder, which may move
+    target = shard_path(output, part) if kind == "npy" and part[1] > 1 else output
+    path = record_path(target, part)
+    record = {} if overwrite else read_record(path, settings)
+    record = record or {"name": encoder.name, "settings": settings, "done": 0, "truncated": 0, "complete": False}
+    if not record["complete"]:
+        _go_on(encoder, source, target, path, record, num_workers, progress)
+    return record
+
+
+def _go_on(
+    encoder: TextEncoder,
+    source: TextColumn,
+    target: Path,
+    path: Path,
+    record: dict[str, Any],
+    num_workers: int,
+    progress: bool,
+) -> None:
+    """From the last safe row to the end of the shard."""
+    place, form = record["settings"]["shard"], record["settings"]["output"]
+    first = place["start"] + record["done"]
+    read: list[list[str]] = []
+    chunks = _remembered(source.chunks(first, place["stop"], form["chunk_rows"]), read)
+    total, before = place["stop"] - place["start"], record["truncated"]
+    if record["done"] == 0:
+        write_record(path, record)
+    with (
+        open_sink(target, form["kind"], form["dtype"], total, place["start"], record["done"]) as sink,
+        tqdm(total=total, initial=record["done"], unit=" sentences", disable=not progress) as bar,
+        closing(encoder.encode_chunks(chunks, num_workers, bar.update)) as found,
+    ):
+        for rows_nH in found:
+            texts = read.pop(0)
+            sink.write(record["done"], texts, rows_nH)
+            record |= {"done": record["done"] + len(texts), "truncated": before + encoder.truncated}
+            record["size"] = rows_nH.shape[1]
+            write_record(path, record)
+            bar.update(record["done"] - bar.n)  # what was there twice in the chunk
+        sink.finish(record["done"])
+    if record["done"] != total:
+        raise ValueError(f"{source.path}: changed while it was read, {record['done']} rows instead of {total}")
+    record["complete"] = True
+    write_record(path, record)
+
+
+def _remembered(chunks: Iterator[list[str]], read: list[list[str]]) -> Iterator[list[str]]:
+    for texts in chunks:
+        read.append(texts)
+        yield texts
+
+
+def merge_shards(output: str | Path, keep: bool = False, tell: Callable[[str], object] = lambda line: None) -> Path:
+    """Join the shards of ``output`` after checking that all are there, complete, and of the same input and settings.
+    An array is copied in blocks, parquet files stay where they are; the record of the whole is written last.
+
+    Arguments:
+        keep: leave the shards of an array where they are.
+        tell: is told what is joined.
+
+    Raises:
+        FileNotFoundError: no shard, or one is missing.
+        ValueError: one is not complete, or of another input or other settings.
+    """
+    output = Path(output)
+    kind = output_kind(output)
+    records: Sequence[tuple[Path, dict[str, Any]]] = check_shards(output, kind)
+    tell(f"{len(records)} shards, {sum(record['done'] for _, record in records):,} rows")
+    whole = {**records[0][1], "done": 0, "truncated": sum(record["truncated"] for _, record in records)}
+    rows = whole["settings"]["input"]["rows"]
+    place = {"index": 1, "of": 1, "start": 0, "stop": rows}
+    whole["settings"] = {**whole["settings"], "shard": place}
+    if kind == "parquet":
+        check_rows(output, rows)
+    else:
+        count = len(records)
+        join_arrays(output, [shard_path(output, (i, count)) for i in range(1, count + 1)], rows)
+    write_record(record_path(output, (1, 1)), {**whole, "done": rows})
+    for path, record in records if not keep or kind == "parquet" else ():
+        if kind == "npy":
+            place = record["settings"]["shard"]
+            shard_path(output, (place["index"], place["of"])).unlink()
+        path.unlink()
+    return output

@@ -1,0 +1,150 @@
+"""A sentence encoder in an ONNX file, run by onnxruntime: what ``csekit export --format onnx`` writes.
+
+Shape suffixes: b rows of a batch, L tokens, H embedding size.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoTokenizer
+
+from csekit.encoding.encoder import TextEncoder
+from csekit.encoding.folders import load_head, load_pretrained, model_name, module_kinds, read_json
+from csekit.encoding.pooled import PooledOutput
+from csekit.modeling.pooling import pool
+from csekit.modeling.tokenization import own_template
+
+#: Where an export has its graphs, and the one that is loaded where none is named.
+ONNX_FOLDER, ONNX_FILE = "onnx", "model.onnx"
+#: Names of the graph's outputs.
+EMBEDDING, STATES = "sentence_embedding", "last_hidden_state"
+
+
+def onnx_file(path: str | Path) -> Path | None:
+    """The graph that ``path`` means: the file itself, or ``onnx/model.onnx`` of a folder without other weights. None
+    where it means none."""
+    path = Path(path).expanduser()
+    if path.suffix == ".onnx":
+        return path
+    weights = [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]
+    file = path / ONNX_FOLDER / ONNX_FILE
+    return file if file.is_file() and not weights else None
+
+
+class ONNXModel(nn.Module):
+    """A graph as the model of a :class:`TextEncoder`.
+
+    Arguments:
+        file: ``input_ids`` and ``attention_mask`` (b, L) int64 in; ``sentence_embedding`` (b, H) out, or
+            ``last_hidden_state`` (b, L, H), which is pooled here.
+        pooling, mask_offset, head: as for ``PooledBackbone``; for a graph without ``sentence_embedding``.
+
+    Raises:
+        ImportError: onnxruntime is not installed.
+        ValueError: onnxruntime cannot load the file, or it has other inputs or outputs.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        pooling: str | None = None,
+        mask_offset: int | None = None,
+        head: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.file, self.pooling, self.mask_offset = file, pooling, mask_offset
+        if pooling == "lasttoken":
+            self.pooling, self.mask_offset = "mask", -1
+        self.head = head or nn.Identity()
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").digest()
+        self.register_buffer("digest", torch.tensor(list(digest), dtype=torch.uint8))  # for ``weights_digest``
+        self._session: Any = None
+        self.outputs = [output.name for output in self.session.get_outputs()]
+        inputs = [value.name for value in self.session.get_inputs()]
+        if inputs != ["input_ids", "attention_mask"] or not {EMBEDDING, STATES} & set(self.outputs):
+            raise ValueError(
+                f"{file}: a graph of input_ids and attention_mask with an output {EMBEDDING} or {STATES} is wanted, "
+                f"got {inputs} and {self.outputs}"
+            )
+
+    @property
+    def session(self) -> Any:
+        """The ``onnxruntime.InferenceSession``, made when it is first needed in a process."""
+        if self._session is None:
+            try:
+                import onnxruntime
+            except ImportError as error:
+                raise ImportError(f"{self.file} needs onnxruntime: pip install 'csekit[onnx]'") from error
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = torch.get_num_threads()
+            try:
+                self._session = onnxruntime.InferenceSession(str(self.file), options, ["CPUExecutionProvider"])
+            except Exception as error:  # its own classes, none of them public
+                reason = " ".join(str(error).split())[:300]
+                raise ValueError(f"{self.file}: onnxruntime cannot load it: {reason}") from error
+        return self._session
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_session": None}  # a session cannot go to another process
+
+    def run(self, name: str, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """One output of the graph."""
+        inputs = {"input_ids": input_ids.cpu().numpy(), "attention_mask": attention_mask.cpu().numpy()}
+        return torch.from_numpy(self.session.run([name], inputs)[0])
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> PooledOutput:
+        if EMBEDDING in self.outputs:
+            return PooledOutput(self.run(EMBEDDING, input_ids, attention_mask))
+        if self.pooling is None:
+            raise ValueError(f"{self.file} gives token states, and nothing says how they are pooled")
+        states_bLH = self.run(STATES, input_ids, attention_mask)
+        return PooledOutput(self.head(pool(self.pooling, (states_bLH,), attention_mask.cpu(), self.mask_offset)))
+
+
+class ONNXEncoder(TextEncoder):
+    """The encoder of an ONNX export: texts in, embeddings out, on CPU.
+
+    Arguments:
+        path: the export's folder, or one of the files in its ``onnx/``.
+        max_length, batch_size: as for ``encode``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError, ValueError: what :class:`ONNXModel` raises.
+    """
+
+    def __init__(self, path: str | Path, max_length: int | None = None, batch_size: int = 64) -> None:
+        file = Path(path).expanduser()
+        file = file if file.suffix == ".onnx" else file / ONNX_FOLDER / ONNX_FILE
+        if not file.is_file():
+            raise FileNotFoundError(f"{path}: no ONNX file {file.name} there")
+        folder = file.parent.parent if file.parent.name == ONNX_FOLDER else file.parent
+        tokenizer = load_pretrained(AutoTokenizer, folder)
+        pooling, mask_offset, head, lowercase = None, None, None, False
+        record = read_json(folder / "export.json") if (folder / "export.json").is_file() else {}
+        if (folder / "modules.json").is_file():
+            _, pooling, mask_offset = module_kinds(folder)
+            head = load_head(folder)
+            settings = folder / "sentence_bert_config.json"
+            lowercase = bool(settings.is_file() and read_json(settings).get("do_lower_case"))
+        limit = record.get("max_length")
+        if max_length is not None and limit is not None and max_length > limit:
+            raise ValueError(f"max_length must be at most {limit} for this graph, got {max_length}")
+        super().__init__(
+            ONNXModel(file, pooling, mask_offset, head),
+            tokenizer,
+            name=model_name(folder),
+            pooling=pooling or record.get("pooling"),
+            max_length=max_length or limit,
+            batch_size=batch_size,
+            prompt_template=own_template(tokenizer),
+            lowercase=lowercase,
+        )
+        self.file = file
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "file": f"{ONNX_FOLDER}/{self.file.name}"}

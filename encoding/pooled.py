@@ -1,0 +1,48 @@
+"""A plain encoder with a pooler."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from csekit.modeling.pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
+from csekit.modeling.unpadding import run_encoder
+
+
+@dataclass
+class PooledOutput:
+    """``sentence_embedding`` (b, H)."""
+
+    sentence_embedding: torch.Tensor
+
+
+class PooledBackbone(nn.Module):
+    """A plain encoder with a pooler: what ``encode`` expects of a model.
+
+    Arguments:
+        backbone: an ``AutoModel``.
+        pooling: one of ``POOLINGS``, or ``lasttoken``.
+        mask_offset: for ``mask``, where the mask token stands (``sentence_frame(...).mask_offset``).
+        head: layers applied to the pooled vector (a SentenceTransformer's Dense, Normalize).
+    """
+
+    def __init__(
+        self, backbone: nn.Module, pooling: str, mask_offset: int | None = None, head: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.config = getattr(backbone, "config", None)
+        self.pooling, self.mask_offset = ("mask", -1) if pooling == "lasttoken" else (pooling, mask_offset)
+        self.head = head or nn.Identity()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> PooledOutput:
+        offset = single_offset(self.pooling, self.mask_offset)
+        if offset is not None and isinstance(self.backbone, PreTrainedModel):
+            places_N = flat_place_of(attention_mask, offset)
+            states = run_encoder(self.backbone, attention_mask, input_ids, places_M=places_N).last_hidden_state
+            return PooledOutput(self.head(states))
+        layers = self.pooling in NEEDS_HIDDEN_STATES
+        output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=layers)
+        states = output.hidden_states if layers else (output.last_hidden_state,)
+        return PooledOutput(self.head(pool(self.pooling, states, attention_mask, mask_offset=self.mask_offset)))

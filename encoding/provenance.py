@@ -1,0 +1,91 @@
+"""Where a result comes from (versions, device, commit, checksums), and files that are written whole or not at all."""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import csekit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def _commit() -> dict[str, Any]:
+    """Commit and dirty flag of the checkout that csekit runs from; None where it is installed."""
+    source = Path(csekit.__file__).resolve()
+    top = _git(source.parent, "rev-parse", "--show-toplevel")
+    if top is None or Path(top, "src", "csekit", "__init__.py").resolve() != source:
+        return {"commit": None, "dirty": None}
+    status = _git(Path(top), "status", "--porcelain")
+    return {"commit": _git(Path(top), "rev-parse", "HEAD"), "dirty": bool(status) if status is not None else None}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def environment() -> dict[str, Any]:
+    """Versions, platform, device, threads and commit, as they go into every results file."""
+    import torch  # here, so that commands without a model start at once
+
+    cuda = torch.cuda.is_available()
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {
+            "csekit": csekit.__version__,
+            **{name: _version(name) for name in ("torch", "transformers", "numpy", "scipy", "scikit-learn")},
+        },
+        "device": torch.cuda.get_device_name() if cuda else (platform.processor() or platform.machine()),
+        "threads": torch.get_num_threads(),
+        **_commit(),
+    }
+
+
+def checksum(path: str | Path) -> str:
+    """sha256 of a file, or of a folder: of the names and contents of its files, in the order of their names."""
+    path = Path(path)
+    if path.is_file():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    state = hashlib.sha256()
+    for name in sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()):
+        state.update(f"{name}\0{checksum(path / name)}\n".encode())
+    return state.hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Whole or not at all: a temporary file in the same folder, then a rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, whole or not at all."""
+    write_atomically(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8"))

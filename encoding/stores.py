@@ -1,0 +1,260 @@
+"""Embeddings on disk: an array or a folder of parquet files, written chunk by chunk, and the record beside it.
+
+A chunk is on disk before the record counts it, and the record is replaced in one step: after a kill it is at worst a
+chunk behind, and that chunk is written again in the same place.
+"""
+
+import glob
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from csekit.encoding.provenance import write_atomically
+
+DTYPES = ("float32", "float16")
+_VERSION = 1
+_COPY_ROWS = 65_536
+
+
+class Sink(Protocol):
+    """Where chunks go. ``row`` counts from the first row of the shard."""
+
+    def write(self, row: int, texts: Sequence[str], rows_nH: np.ndarray) -> None: ...
+
+    def finish(self, rows: int) -> None: ...
+
+
+def output_kind(output: Path) -> str:
+    """Raises ValueError: neither ``.npy`` nor ``.parquet``."""
+    if output.suffix not in (".npy", ".parquet"):
+        raise ValueError(f"output must end in .npy or .parquet, got {output.name!r}")
+    return output.suffix[1:]
+
+
+def record_path(target: Path, shard: tuple[int, int]) -> Path:
+    """``OUT.npy.json``; for parquet in the folder, with a leading underscore, so that readers leave it out."""
+    if target.suffix == ".npy":
+        return target.with_name(target.name + ".json")
+    return target / ("_encode.json" if shard[1] == 1 else f"_encode.{shard[0]}-of-{shard[1]}.json")
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    text = json.dumps({**record, "version": _VERSION}, indent=2, sort_keys=True, ensure_ascii=False)
+    write_atomically(path, (text + "\n").encode("utf-8"))
+
+
+def load_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not a record of an encoding: {error}") from error
+    if not isinstance(record, dict) or record.pop("version", None) != _VERSION:
+        raise ValueError(f"{path}: not a record of an encoding, or of another version")
+    return record
+
+
+def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The record of a run to go on with; empty where there is none.
+
+    Raises:
+        ValueError: it is of another input or other settings (names the first that differs), or an output lies there
+            without a record.
+    """
+    if not path.is_file():
+        output = path.with_name(path.name.removesuffix(".json")) if path.name.endswith(".npy.json") else None
+        if output is not None and output.exists():
+            raise ValueError(f"{output}: exists, and not of this command: choose another name or say overwrite")
+        return {}
+    record = load_record(path)
+    if difference := first_difference(record["settings"], settings):
+        name, old, new = difference
+        raise ValueError(
+            f"{path}: {name} was {old!r} there and is {new!r} now: go on as it was begun, choose another name or "
+            "say overwrite"
+        )
+    return record
+
+
+def first_difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """(name, old value, new value) of the first field that differs."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            if found := first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else key):
+                return found
+        return None
+    return None if old == new else (name, old, new)
+
+
+class ArraySink:
+    """A ``.npy`` file under a temporary name until it is whole. Written, not mapped: mapped pages would count as
+    memory."""
+
+    def __init__(self, target: Path, dtype: str, rows: int, done: int) -> None:
+        self.target, self.dtype, self.rows = target, np.dtype(dtype), rows
+        self.draft = target.with_name(target.name + ".partial")
+        path = target if done == rows and not self.draft.exists() else self.draft  # killed just behind the last step
+        if done and not path.exists():
+            raise ValueError(f"{path}: missing, its record says that {done} rows are in it: say overwrite")
+        self.file: Any = open(path, "r+b" if done else "w+b")  # noqa: SIM115
+        self.offset = 0
+        if done:
+            self._read_header()
+
+    def _read_header(self) -> None:
+        np.lib.format.read_magic(self.file)
+        shape, _, _ = np.lib.format.read_array_header_1_0(self.file)
+        if shape[0] != self.rows:
+            raise ValueError(f"{self.draft}: holds {shape[0]} rows, {self.rows} are wanted: say overwrite")
+        self.offset = self.file.tell()
+
+    def write(self, row: int, texts: Sequence[str], rows_nH: np.ndarray) -> None:
+        rows = np.ascontiguousarray(rows_nH, dtype=self.dtype)
+        if not self.offset:
+            descr = np.lib.format.dtype_to_descr(self.dtype)
+            header = {"descr": descr, "fortran_order": False, "shape": (self.rows, rows.shape[1])}
+            np.lib.format.write_array_header_1_0(self.file, header)
+            self.offset = self.file.tell()
+        self.file.seek(self.offset + row * rows.shape[1] * self.dtype.itemsize)
+        self.file.write(rows.tobytes())
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def finish(self, rows: int) -> None:
+        if rows == self.rows and self.draft.exists():
+            os.replace(self.draft, self.target)
+
+
+class ParquetSink:
+    """A folder with a parquet file a chunk, named by its first row; each appears whole or not at all."""
+
+    def __init__(self, folder: Path, dtype: str, start: int) -> None:
+        self.folder, self.dtype, self.start = folder, dtype, start
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, row: int, texts: Sequence[str], rows_nH: np.ndarray) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        values = pa.array(np.ascontiguousarray(rows_nH, dtype=self.dtype).reshape(-1))
+        first = self.start + row
+        table = pa.table(
+            {
+                "row": pa.array(np.arange(first, first + len(texts))),
+                "text": pa.array(texts, pa.large_string()),
+                "embedding": pa.FixedSizeListArray.from_arrays(values, rows_nH.shape[1]),
+            }
+        )
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        write_atomically(self.folder / f"rows-{first:012d}.parquet", sink.getvalue().to_pybytes())
+
+    def finish(self, rows: int) -> None:
+        pass
+
+
+@contextmanager
+def open_sink(target: Path, kind: str, dtype: str, rows: int, start: int, done: int) -> Iterator[Sink]:
+    """The sink of a shard of ``rows`` rows that begins at row ``start`` of the input, ``done`` of them written."""
+    if kind == "parquet":
+        sink = ParquetSink(target, dtype, start)
+        if not done:
+            _remove_rows(target, start, start + rows)
+        yield sink
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    array = ArraySink(target, dtype, rows, done)
+    try:
+        yield array
+    finally:
+        array.file.close()
+
+
+def _remove_rows(folder: Path, start: int, stop: int) -> None:
+    """Files of an earlier run, in the range of rows that is written anew."""
+    for path in folder.glob("rows-*.parquet"):
+        if start <= int(path.stem.removeprefix("rows-")) < stop:
+            path.unlink()
+
+
+def check_shards(output: Path, kind: str) -> list[tuple[Path, dict[str, Any]]]:
+    """The records of all shards, in order.
+
+    Raises:
+        FileNotFoundError: none, or one is missing.
+        ValueError: one is not complete, or of another input or other settings.
+    """
+    if kind == "npy":
+        found = sorted(output.parent.glob(f"{glob.escape(output.stem)}.*-of-*.npy.json"))
+    else:
+        found = sorted(output.glob("_encode.*-of-*.json"))
+    if not found:
+        raise FileNotFoundError(f"{output}: no shard of it is there")
+    records = {path: load_record(path) for path in found}
+    count = next(iter(records.values()))["settings"]["shard"]["of"]
+    ordered: list[tuple[Path, dict[str, Any]]] = []
+    for index in range(1, count + 1):
+        place = (index, count)
+        own = [path for path in found if path.name.split(".")[-2 if kind == "parquet" else -3] == _tag(place)]
+        if not own:
+            raise FileNotFoundError(f"{output}: shard {index}/{count} is missing")
+        ordered.append((own[0], records.pop(own[0])))
+    if records:
+        raise ValueError(f"{next(iter(records))}: not one of {count} shards: remove what is left of another run")
+    common = [{**record["settings"], "shard": None} for _, record in ordered]
+    for (path, record), settings in zip(ordered, common, strict=True):
+        if difference := first_difference(common[0], settings):
+            raise ValueError(f"{path}: {difference[0]} is {difference[2]!r}, in shard 1 {difference[1]!r}")
+        place_of = record["settings"]["shard"]
+        if not record["complete"]:
+            wanted = place_of["stop"] - place_of["start"]
+            raise ValueError(f"{path}: not complete, {record['done']} of {wanted} rows")
+    return ordered
+
+
+def check_rows(folder: Path, rows: int) -> None:
+    """Raises ValueError: the parquet files do not hold each row from 0 to ``rows`` exactly once."""
+    import pyarrow.parquet as pq
+
+    wanted = 0
+    for path in sorted(folder.glob("rows-*.parquet")):
+        first = int(path.stem.removeprefix("rows-"))
+        if first != wanted:
+            what = "is missing" if first > wanted else "is there twice"
+            raise ValueError(f"{folder}: row {min(first, wanted)} {what}, {path.name} begins with {first}")
+        wanted += pq.read_metadata(path).num_rows
+    if wanted != rows:
+        raise ValueError(f"{folder}: {wanted} rows are there instead of {rows}")
+
+
+def _tag(shard: tuple[int, int]) -> str:
+    return f"{shard[0]}-of-{shard[1]}"
+
+
+def join_arrays(output: Path, parts: Sequence[Path], rows: int) -> None:
+    """One array of several, copied in blocks; it appears whole or not at all.
+
+    Raises:
+        ValueError: the parts have other sizes than their records say.
+    """
+    arrays = [np.load(part, mmap_mode="r") for part in parts if part.is_file()]
+    if len(arrays) != len(parts) or sum(map(len, arrays)) != rows:
+        found = sum(map(len, arrays))
+        raise ValueError(f"{output}: {len(arrays)} of {len(parts)} shards with {found} of {rows} rows are there")
+    draft = output.with_name(output.name + ".partial")
+    if shutil.disk_usage(output.parent).free < sum(array.nbytes for array in arrays):
+        raise OSError(f"{output.parent}: not enough room on the disk for {output.name}")
+    with open(draft, "wb") as file:
+        header = {"descr": np.lib.format.dtype_to_descr(arrays[0].dtype), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, {**header, "shape": (rows, arrays[0].shape[1])})
+        for array in arrays:
+            for start in range(0, len(array), _COPY_ROWS):
+                file.write(array[start : start + _COPY_ROWS].tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, output)

@@ -1,0 +1,98 @@
+"""Encoding in several processes, each with the whole model; the order of the texts is kept."""
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.multiprocessing  # registers how tensors travel: their memory is shared, not copied
+
+
+class ChunkEncoder(Protocol):
+    """An encoder that a worker process runs: ``TextEncoder``."""
+
+    model: Any
+
+    def embedded(self, chunks: Iterable[Sequence[str]]) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield the embeddings (n, H) of each chunk and the number of texts that were cut."""
+
+
+_encoder: ChunkEncoder | None = None  # of a worker process
+
+
+class WorkerPool:
+    """Processes that encode: on CPU they share the cores, with a model on a GPU each has a GPU of its own.
+
+    They are started afresh (spawn), so a script that uses one needs ``if __name__ == "__main__":``.
+
+    Arguments:
+        encoder: its model is shared between the processes, not copied, on CPU.
+        num_workers: processes.
+
+    Raises:
+        ValueError: fewer than one worker, or more of them than GPUs.
+    """
+
+    def __init__(self, encoder: ChunkEncoder, num_workers: int) -> None:
+        if num_workers < 1:
+            raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+        parameter = next(encoder.model.parameters(), None)
+        self.encoder, self.num_workers = encoder, num_workers
+        self.device = torch.device("cpu") if parameter is None else parameter.device
+        if self.device.type == "cuda" and num_workers > torch.cuda.device_count():
+            raise ValueError(f"num_workers must be at most {torch.cuda.device_count()}, the GPUs, got {num_workers}")
+
+    def __enter__(self) -> "WorkerPool":
+        context = multiprocessing.get_context("spawn")
+        devices: Any = context.Queue()
+        for number in range(self.num_workers):
+            devices.put(f"cuda:{number}" if self.device.type == "cuda" else str(self.device))
+        threads = max(1, torch.get_num_threads() // self.num_workers)
+        self.encoder.model.to("cpu")
+        self.executor = ProcessPoolExecutor(self.num_workers, context, _start, (self.encoder, devices, threads))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.executor.shutdown(cancel_futures=True)
+        self.encoder.model.to(self.device)
+
+    def encode_chunks(
+        self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object] = lambda rows: None
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """Of each chunk its embeddings (n, H) float32 and how many distinct texts were cut, in order. At most two
+        chunks a process are under way.
+
+        Raises:
+            RuntimeError: a process died.
+        """
+        texts = iter(chunks)
+        underway: deque[tuple[int, Future[tuple[np.ndarray, int]]]] = deque()
+        try:
+            while True:
+                for chunk in islice(texts, 2 * self.num_workers - len(underway)):
+                    underway.append((len(chunk), self.executor.submit(_encode, list(chunk))))
+                if not underway:
+                    return
+                size, coming = underway.popleft()
+                yield coming.result()
+                advance(size)
+        except BrokenProcessPool as error:
+            raise RuntimeError("a worker process died (out of memory, or killed); see its message above") from error
+
+
+def _start(encoder: ChunkEncoder, devices: Any, threads: int) -> None:
+    global _encoder
+    torch.set_num_threads(threads)
+    _encoder = encoder
+    _encoder.model.to(devices.get())
+
+
+def _encode(texts: list[str]) -> tuple[np.ndarray, int]:
+    assert _encoder is not None
+    (found,) = _encoder.embedded([texts])
+    return found

@@ -1,0 +1,199 @@
+"""The tables of a report: the runs' scores with the papers' rows beside them, their settings, their environment."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from csekit.evaluation.report.papers import PaperRow, paper_table, rows_beside
+from csekit.evaluation.report.runs import ReportRun
+from csekit.evaluation.retrieval_data import kind_and_cutoff
+from csekit.evaluation.sts_data import STS_TASKS
+
+_TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
+_NOT_COMPARABLE = "The papers' rows are of other backbones, corpora and budgets: compare margins, not numbers."
+
+Scores = Mapping[str, float | None]
+
+
+def score_tables(runs: Sequence[ReportRun]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Tables as the template takes them, and a sentence for each kind of score that no run has."""
+    tables, absent = [], []
+    for kind, make in (("STS", _sts), ("transfer", _transfer), ("retrieval", _retrieval), ("geometry", _geometry)):
+        found = make(runs)
+        tables += found
+        if not found:
+            absent.append(f"No run has {kind} scores; a results file with them in its folder would show here.")
+    for table in tables:
+        without = [run.label for run in runs if run.label not in {row["label"] for row in table["rows"]}]
+        if without:
+            table["caption"] += f" Without such scores: {', '.join(without)}."
+    return tables, absent
+
+
+def _papers(name: str, runs: Sequence[ReportRun]) -> list[PaperRow]:
+    return rows_beside(
+        name, [run.content.get("method") for run in runs], [run.content.get("backbone") for run in runs]
+    )
+
+
+def _table(
+    name: str,
+    title: str,
+    caption: str,
+    head: Sequence[str],
+    ours: Sequence[tuple[str, str, Scores]],
+    papers: Sequence[PaperRow],
+    decimals: int = 2,
+) -> dict[str, Any]:
+    """Rows of (label, kind, scores) and of the papers under ``head``; bold is the best of several runs."""
+    trained = [scores for _, kind, scores in ours if kind == "ours"]
+    best = {}
+    for column in head if len(trained) > 1 and decimals == 2 else ():
+        values = [value for scores in trained if (value := scores.get(column)) is not None]
+        best[column] = max(values) if len(values) > 1 else None
+
+    def cells(scores: Scores, kind: str) -> list[dict[str, Any]]:
+        shown = []
+        for column in head:
+            value = scores.get(column)
+            text = "–" if value is None else f"{value:.{decimals}f}".replace("-", "−")
+            shown.append({"text": text, "best": kind == "ours" and value is not None and value == best.get(column)})
+        return shown
+
+    rows = [{"label": label, "kind": kind, "source": "", "cells": cells(s, kind)} for label, kind, s in ours]
+    rows += [
+        {"label": p.label, "kind": "paper", "source": p.source, "cells": cells(p.scores, "paper")} for p in papers
+    ]
+    caption += f" {_NOT_COMPARABLE}" if papers else ""
+    return {"id": name, "title": title, "caption": caption, "head": list(head), "rows": rows}
+
+
+def _sts(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    rows: list[tuple[str, str, Scores]] = []
+    for run in runs:
+        for label, kind, section in ((f"{run.label}, before", "before", "before"), (run.label, "ours", "test")):
+            scores = run.content.get(section)
+            if not scores:
+                continue
+            found: dict[str, float | None] = {name: task["all"] for name, task in scores["tasks"].items()}
+            dev = run.content.get("dev") or {}
+            at_end = (dev.get("after") or {}).get("stsb_spearman")
+            if kind == "ours" and (at_end is not None or dev.get("metric") == "stsb_spearman"):
+                found["STS-B dev"] = dev.get("best") if at_end is None else at_end
+            rows.append((label, kind, {**found, "Avg": scores.get("avg")}))
+    if not rows:
+        return []
+    names = list(dict.fromkeys(name for _, _, scores in rows for name, value in scores.items() if value is not None))
+    head = [name for name in (*STS_TASKS, "Avg") if name in names]
+    papers = _papers("sts", runs) if head else []
+    head += [name for name in names if name not in head]
+    forms = sorted({run.content["test"].get("text_form") or "unknown" for run in runs if run.content.get("test")})
+    caption = f"Spearman × 100, one correlation over all pairs of a set; text: {', '.join(forms) or 'unknown'}."
+    return [_table("table-sts", "Semantic textual similarity", caption, head, rows, papers)]
+
+
+def _transfer(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    rows: list[tuple[str, str, Scores]] = []
+    for run in runs:
+        scores = run.content.get("transfer")
+        if scores:
+            tasks = {name: _number(value) for name, value in (scores.get("tasks") or scores).items()}
+            tasks.setdefault("Avg", _number(scores.get("avg")))
+            rows.append((run.label, "ours", {name: value for name, value in tasks.items() if value is not None}))
+    if not rows:
+        return []
+    names = dict.fromkeys(name for _, _, scores in rows for name in scores)
+    head = [name for name in (*_TRANSFER, "Avg") if name in names]
+    modes = {str(scores["mode"]) for run in runs if (scores := run.content.get("transfer")) and "mode" in scores}
+    caption = f"Accuracy × 100 of a logistic regression on the frozen embeddings, {' and '.join(sorted(modes))} mode."
+    return [_table("table-transfer", "Transfer", caption, head, rows, _papers("transfer", runs))]
+
+
+def _number(value: Any) -> float | None:
+    """A score as it stands, or of a task's mapping."""
+    if isinstance(value, Mapping):
+        return next((_number(value[name]) for name in ("accuracy", "test", "all") if name in value), None)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _retrieval(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    tables = []
+    names = dict.fromkeys(name for run in runs for name in run.content.get("retrieval") or {})
+    for i, name in enumerate(names):
+        entries = [(run.label, entry) for run in runs if (entry := (run.content.get("retrieval") or {}).get(name))]
+        rows: list[tuple[str, str, Scores]] = [(label, "ours", entry["metrics"]) for label, entry in entries]
+        head = sorted({metric for _, _, scores in rows for metric in scores}, key=kind_and_cutoff)
+        one = entries[0][1]
+        caption = f"Scores × 100; {one.get('queries', '?')} queries, {one.get('documents', '?')} documents."
+        papers = _retrieval_papers(name, runs)
+        tables.append(_table(f"table-retrieval-{i}", f"Retrieval: {name}", caption, head, rows, papers))
+    return tables
+
+
+def _retrieval_papers(name: str, runs: Sequence[ReportRun]) -> list[PaperRow]:
+    """InfoCSE asks with 97 sentences, DiffCSE with 194; BEIR's collections stand in InfoCSE's table alone."""
+    asked_by = {"STS-B, 97 queries": "InfoCSE", "STS-B, 194 queries": "DiffCSE"}
+    if name in asked_by:
+        return [row for row in paper_table("stsb_retrieval") if row.source.startswith(asked_by[name])]
+    column = name.lower()
+    base = [row for row in paper_table("beir") if column in row.scores and row.backbone == "BERT-base"]
+    return [PaperRow(row.source, row.backbone, row.method, row.label, {"ndcg@10": row.scores[column]}) for row in base]
+
+
+def _geometry(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    columns = ["alignment", "uniformity", "mean_cosine", "effective_rank"]
+    rows: list[tuple[str, str, Scores]] = [
+        (run.label, "ours", {name: entry.get(name) for name in columns})
+        for run in runs
+        if (entry := run.content.get("geometry"))
+    ]
+    if not rows:
+        return []
+    sets = sorted({str(run.content["geometry"].get("set")) for run in runs if run.content.get("geometry")})
+    caption = f"On {', '.join(sets)}. Alignment and uniformity: lower is better."
+    return [_table("table-geometry", "Geometry", caption, columns, rows, _papers("geometry", runs), decimals=3)]
+
+
+def settings_tables(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    """What the runs were made with, a row a field; rows in which the runs differ are marked."""
+    tables = []
+    for title, sections in (
+        (
+            "Model and training",
+            ("method", "backbone", "seed", "corpus", "positives", "config", "arguments", "seconds"),
+        ),
+        ("Environment", ("environment",)),
+    ):
+        flat = [_flat({name: run.content.get(name) for name in sections}) for run in runs]
+        names = dict.fromkeys(name for fields in flat for name, value in fields.items() if value is not None)
+        rows = []
+        for name in names:
+            values = [_shown(fields.get(name)) for fields in flat]
+            rows.append({"name": name, "values": values, "differs": len(set(values)) > 1})
+        if rows:
+            tables.append({"title": title, "rows": rows})
+    return tables
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings to dotted names; ``config.`` and ``environment.`` go without saying."""
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    found: dict[str, Any] = {}
+    for name, item in value.items():
+        hidden = prefix in ("config", "arguments", "environment", "")
+        found |= _flat(item, str(name) if hidden else f"{prefix}.{name}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        return "; ".join(_shown(item) for item in value) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_shown(item)}" for name, item in value.items())
+    if isinstance(value, str) and len(value) >= 40 and all(sign in "0123456789abcdef" for sign in value):
+        return value[:12] + "…"  # a checksum or a commit
+    return str(value)

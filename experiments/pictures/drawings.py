@@ -1,0 +1,181 @@
+"""The pictures of the documents, drawn from results files: ``python -m experiments.pictures``."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from csekit.evaluation.pictures import GEOMETRY_PICTURES, NoResults, draw_all
+from csekit.evaluation.results import read_results
+from csekit.evaluation.sts_data import STS_TASKS
+from experiments.pictures import figures
+from experiments.pictures.figures import QUANTITIES, Ablation
+from experiments.records import test_scores
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+#: The plans with traces, with a main table, with shares of a corpus.
+TRACES = "geometry-traces"
+DIFFERENCES = "equal-terms"
+FEW_SHOT = "few-shot"
+
+#: The plans on equal terms, which share their baseline.
+EQUAL_TERMS = ("equal-terms", "infocse-diffcse", "msse")
+
+
+def draw(
+    results_dir: str | Path, output_dir: str | Path, names: Sequence[str] = ()
+) -> tuple[list[Path], dict[str, str]]:
+    """Draw the pictures of :func:`pictures`; see :func:`csekit.evaluation.pictures.draw_all`.
+
+    Arguments:
+        results_dir: the folder that ``experiments/run_seeds.py`` and ``csekit geometry`` wrote.
+    """
+    results_dir = Path(results_dir)
+    return draw_all(pictures(results_dir) if results_dir.is_dir() else {}, results_dir, output_dir, names)
+
+
+def pictures(results_dir: Path) -> dict[str, "Callable[[Path], Figure]"]:
+    """Name to the function that draws it; one more picture for each plan with ablation tables."""
+    known: dict[str, Callable[[Path], Figure]] = {
+        "scores": scores,
+        **GEOMETRY_PICTURES,
+        "training-traces": training_traces,
+        "task-differences": task_differences,
+        "few-shot": few_shot,
+    }
+    for path in sorted(results_dir.glob("*/summary.json")):
+        if any("rows" in table for table in _json(path).get("tables", {}).values()):
+            known[path.parent.name] = lambda folder, plan=path.parent.name: ablations(folder, plan)  # type: ignore[misc]
+    return known
+
+
+def training_traces(results_dir: Path) -> "Figure":
+    """The runs of the traces' plan: what a ``GeometryCallback`` logged, evaluation by evaluation."""
+    summary = _summary(results_dir, TRACES)
+    runs: dict[str, list[dict[str, float]]] = {}
+    for experiment, entry in summary["experiments"].items():
+        for path in sorted((results_dir / TRACES / experiment).glob("*.json")):
+            history = read_results(path)["dev"]["history"]
+            rows = [{name.removeprefix("geometry/"): value for name, value in row.items()} for row in history]
+            traced = [row for row in rows if all(row.get(name) is not None for name in QUANTITIES)]
+            if traced:
+                several = len(entry.get("trials") or entry["seeds"]) > 1
+                runs[f"{entry['title']}, {path.stem}" if several else entry["title"]] = traced
+    if not runs:
+        raise NoResults(f"{results_dir / TRACES}: no run logged its geometry (--geometry True)")
+    return figures.training_traces(runs)
+
+
+def task_differences(results_dir: Path, plan: str = DIFFERENCES) -> "Figure":
+    """Every method of a plan less its baseline, seed by seed, on each test set."""
+    summary = _summary(results_dir, plan)
+    scores = {name: _by_seed(_folder(results_dir, summary, name)) for name in summary["experiments"]}
+    base = summary["baseline"]
+    differences: dict[str, dict[str, list[float]]] = {}
+    for name, seeds in scores.items():
+        shared = [seed for seed in seeds if seed in scores[base]]
+        if name == base or not shared:
+            continue
+        both = [task for task in scores[base][shared[0]] if all(task in seeds[seed] for seed in shared)]
+        tasks = sorted(both, key=lambda task: [*STS_TASKS, task, "Avg"].index(task))
+        differences[summary["experiments"][name]["title"]] = {
+            task: [seeds[seed][task] - scores[base][seed][task] for seed in shared] for task in tasks
+        }
+    if not differences:
+        raise NoResults(f"{results_dir / plan}: no experiment beside {base} has test scores of the same seeds")
+    return figures.task_differences(differences, summary["experiments"][base]["title"])
+
+
+def scores(results_dir: Path) -> "Figure":
+    """Avg of the seven STS sets of every method that was measured on equal terms, seed by seed."""
+    found: dict[str, list[float]] = {}
+    for plan in EQUAL_TERMS:
+        if (results_dir / plan / "summary.json").is_file():
+            summary = _summary(results_dir, plan)
+            for name, experiment in summary["experiments"].items():
+                by_seed = _by_seed(_folder(results_dir, summary, name))
+                seeds = [scores["Avg"] for scores in by_seed.values() if "Avg" in scores]
+                if not seeds and experiment.get("test"):  # an untrained encoder has one score and no seed
+                    seeds = [experiment["test"]["Avg"]["mean"]]
+                if seeds:
+                    found.setdefault(experiment["title"], seeds)
+    if not found:
+        raise NoResults(f"{results_dir}: none of {', '.join(EQUAL_TERMS)} has test scores yet")
+    return figures.score_dots(found, "Avg. of the seven STS sets, Spearman × 100")
+
+
+def few_shot(results_dir: Path, plan: str = FEW_SHOT) -> "Figure":
+    """Avg of the test sets by the sentences that each run of a plan was trained on, a curve a method.
+
+    A method's name is its experiments' title up to the last comma: ``SimCSE, 1 %`` is of SimCSE.
+    """
+    summary = _summary(results_dir, plan)
+    curves: dict[str, dict[int, list[float]]] = {}
+    for name, experiment in summary["experiments"].items():
+        method = experiment["title"].rpartition(", ")[0] or experiment["title"]
+        for record in _records(_folder(results_dir, summary, name)):
+            average = test_scores(record).get("Avg")
+            if average is not None:
+                curves.setdefault(method, {}).setdefault(record["corpus"]["used"], []).append(average)
+    if not curves:
+        raise NoResults(f"{results_dir / plan}: no run has test scores yet")
+    return figures.few_shot_curves(curves)
+
+
+def ablations(results_dir: Path, plan: str) -> "Figure":
+    """The ablation tables of a plan. Each is compared with its row named reference, or else with its first; tables
+    whose row has no score yet are left out."""
+    summary = _summary(results_dir, plan)
+    tables = []
+    for spec in summary["tables"].values():
+        if "rows" not in spec:
+            continue
+        ours = [_trial_score(summary, row["trial"]) for row in spec["rows"]]
+        named = [i for i, row in enumerate(spec["rows"]) if row["trial"].endswith("/reference")]
+        reference = named[0] if named else 0
+        if ours[reference] is not None:
+            labels = [str(row["label"]) for row in spec["rows"]]
+            paper = [row.get("paper") for row in spec["rows"]]
+            tables.append(Ablation(spec["title"], labels, ours, paper, reference))
+    if not tables:
+        raise NoResults(f"{results_dir / plan}: no ablation has a score for its reference row yet")
+    return figures.ablation_bars(tables)
+
+
+def _trial_score(summary: Mapping[str, Any], label: str) -> float | None:
+    experiment, _, trial = label.partition("/")
+    entry = summary["experiments"][experiment]
+    value = (entry.get("trials") or entry.get("grid") or {}).get(trial)
+    return None if value is None else float(value)
+
+
+def _summary(results_dir: Path, plan: str) -> dict[str, Any]:
+    path = results_dir / plan / "summary.json"
+    if not path.is_file():
+        raise NoResults(f"{path}: no such file (run experiments/run_seeds.py first)")
+    return _json(path)
+
+
+def _folder(results_dir: Path, summary: dict[str, Any], experiment: str) -> Path:
+    """Where an experiment's records are: those of the plan that ran it."""
+    return results_dir / summary["experiments"][experiment].get("measured_in", summary["plan"]) / experiment
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    """The final runs of an experiment, by seed."""
+    records = [_json(path) for path in sorted(folder.glob("*.json"))]
+    return sorted(
+        (record for record in records if record["trial"]["kind"] == "final"), key=lambda record: record["seed"]
+    )
+
+
+def _by_seed(folder: Path) -> dict[int, dict[str, float]]:
+    """Seed to test set to score; Avg comes last."""
+    return {record["seed"]: scores for record in _records(folder) if (scores := test_scores(record))}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))

@@ -1,0 +1,342 @@
+"""A plan of measurements: which runs, in which order, with which arguments, and how long they will take.
+
+A plan is a YAML file (or a dict of the same form). Its experiments are of three kinds:
+
+- *selected*: ``grid`` is searched with ``grid_steps`` steps on the first seed, scored on the dev set only; the best
+  configuration is then run once per seed and scored on the test sets. A grid holds lists of values, all combined, or
+  named settings to choose among, each a mapping of arguments. Without a grid the seeds run at once.
+- *listed*: ``trials`` names single runs by their arguments; first seed, dev set only.
+- *command*: ``command`` is the argument list of one Python process which writes ``{output_dir}/results.json`` itself,
+  for baselines that need no training, and for what later runs start from; ``run_name`` names its folder.
+
+An experiment with ``measured_in: PLAN`` is not run here: its records are those of that plan, which must have been made
+with the same arguments.
+
+Strings may contain ``${NAME}``, filled from the environment; an unset name is an error. ``{folder:EXPERIMENT/TRIAL}``
+stands for the working folder of a single run or command of an earlier experiment: the run waits for that one.
+"""
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+#: ``name: value`` of a command line; a list becomes several words, ``None`` leaves the argument out.
+Arguments = dict[str, Any]
+
+_EXPERIMENT_KEYS = {"title", "script", "arguments", "grid", "grid_steps", "final_arguments", "seeds", "trials"}
+_EXPERIMENT_KEYS |= {"command", "run_name", "measured_in", "seconds_per_step", "seconds_per_trial"}
+_PLAN_KEYS = _EXPERIMENT_KEYS - {"title", "trials", "command", "run_name", "measured_in"}
+_PLAN_KEYS |= {"name", "baseline", "margins", "max_minutes", "experiments", "tables"}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]*")
+_FOLDER = re.compile(r"\{folder:([^{}]*)\}")
+
+
+class PlanError(ValueError):
+    """A plan, or a folder with earlier runs, with which the program will not go on."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run.
+
+    Arguments:
+        kind: ``grid``, ``final``, ``listed`` or ``command``.
+        arguments: what is passed on the command line, as text, without output folder and resumption.
+        command: the words after ``python``, before the arguments.
+    """
+
+    experiment: str
+    name: str
+    kind: str
+    arguments: dict[str, str | list[str]]
+    command: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.experiment}/{self.name}"
+
+    @property
+    def batch(self) -> int:
+        """Sentences in one optimiser step of one process."""
+        accumulation = self.arguments.get("gradient_accumulation_steps", "1")
+        return int(str(self.arguments.get("per_device_train_batch_size", "64"))) * int(str(accumulation))
+
+    @property
+    def steps(self) -> int | None:
+        """Optimiser steps: ``max_steps``, else epochs times the lines of a ``.txt`` training file, else unknown."""
+        if self.kind == "command":
+            return 0
+        if int(str(self.arguments.get("max_steps", "-1"))) > 0:
+            return int(str(self.arguments["max_steps"]))
+        path = Path(str(self.arguments.get("train_file", "")))
+        if path.suffix != ".txt" or not path.is_file():
+            return None
+        return math.ceil(_lines(path) / self.batch * float(str(self.arguments.get("num_train_epochs", "1"))))
+
+    @property
+    def needs(self) -> list[str]:
+        """Labels of the trials whose folders this one reads."""
+        values = [*self.command, *self.arguments.values()]
+        words = [word for value in values for word in ([value] if isinstance(value, str) else value)]
+        return list(dict.fromkeys(label for word in words for label in _FOLDER.findall(word)))
+
+    def argv(self, output_dir: Path, resume: bool) -> list[str]:
+        """The words after ``python``; ``output_dir`` is the plan's working folder."""
+        own = str(output_dir / self.label)
+        words = [word.replace("{output_dir}", own) for word in self.command]
+        for key, value in self.arguments.items():
+            words += [f"--{key}", *([value] if isinstance(value, str) else value)]
+        if self.kind != "command":
+            words += ["--output_dir", own, *(["--resume_from_checkpoint", "True"] if resume else [])]
+        return [_FOLDER.sub(lambda match: str(output_dir / match[1]), word) for word in words]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One row of the main table, or one list of single runs."""
+
+    name: str
+    title: str
+    script: str
+    arguments: Arguments
+    grid: dict[str, Any]
+    grid_steps: int | None
+    final_arguments: Arguments
+    seeds: list[int]
+    trials: dict[str, Arguments]
+    command: tuple[str, ...]
+    run_name: str
+    measured_in: str | None
+    seconds_per_step: float | None
+    seconds_per_trial: float
+
+    @property
+    def kind(self) -> str:
+        return "command" if self.command else "listed" if self.trials else "selected"
+
+    def first_trials(self) -> list[Trial]:
+        """The trials that do not depend on a result: grid points, single runs, or the seeds where there is no grid."""
+        if self.command:
+            return [Trial(self.name, self.run_name, "command", {}, self.command)]
+        dev_only: Arguments = {"seed": self.seeds[0], "do_predict": False}
+        if self.trials:
+            return [self._trial(name, "listed", dev_only | given) for name, given in self.trials.items()]
+        if not self.grid:
+            return self.final_trials({})
+        short = {} if self.grid_steps is None else {"max_steps": self.grid_steps}
+        return [self._trial(name, "grid", dev_only | short | point) for name, point in self.points().items()]
+
+    def points(self) -> dict[str, Arguments]:
+        """The grid in order, by the trials' names; the last argument varies fastest."""
+        if all(isinstance(values, dict) for values in self.grid.values()):
+            return self.grid
+        products = itertools.product(*self.grid.values())
+        return {_point_name(p): p for p in (dict(zip(self.grid, values, strict=True)) for values in products)}
+
+    def final_trials(self, point: Arguments) -> list[Trial]:
+        """The chosen configuration over the seeds, scored on the test sets."""
+        given: Arguments = point | {"do_predict": True} | self.final_arguments
+        return [self._trial(f"seed={seed}", "final", given | {"seed": seed}) for seed in self.seeds]
+
+    def _trial(self, name: str, kind: str, arguments: Arguments) -> Trial:
+        merged = {key: _words(value) for key, value in (self.arguments | arguments).items() if value is not None}
+        return Trial(self.name, name, kind, merged, (self.script,))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Read with ``Plan.read(path)`` or ``Plan.from_dict(mapping)``.
+
+    Arguments:
+        baseline: the experiment that the p-values are against.
+        margins: ``against``, a list of experiments: the difference of Avg of every other one to each of them; or a
+            base by experiment. ``paper``, the published differences by experiment, and their ``source``.
+        max_minutes: a longer estimate is refused.
+        tables: ablation tables, as ``experiments.tables`` documents them.
+    """
+
+    name: str
+    experiments: dict[str, Experiment]
+    baseline: str | None = None
+    margins: dict[str, Any] = field(default_factory=dict)
+    max_minutes: float | None = None
+    tables: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, environment: Mapping[str, str] = os.environ) -> "Plan":
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict):
+            raise PlanError(f"{path}: a plan is a mapping of names to values, got {type(raw).__name__}")
+        return cls.from_dict({"name": path.stem} | raw, environment)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> "Plan":
+        raw = _expand(dict(raw), environment)
+        _check_keys("the plan", raw, _PLAN_KEYS)
+        _check_name("name", raw["name"])
+        if not raw.get("experiments"):
+            raise PlanError("experiments must name at least one experiment, got none")
+        experiments = {name: _experiment(name, own or {}, raw) for name, own in raw["experiments"].items()}
+        baseline = raw.get("baseline")
+        if baseline is not None and baseline not in experiments:
+            raise PlanError(f"baseline must be one of {sorted(experiments)}, got {baseline!r}")
+        margins, tables = raw.get("margins") or {}, raw.get("tables") or {}
+        plan = cls(raw["name"], experiments, baseline, margins, raw.get("max_minutes"), tables)
+        bases = [base for _, base in plan.comparisons()]
+        for name in [*margins.get("against", []), *bases, *margins.get("paper", {})]:
+            if name not in experiments:
+                raise PlanError(f"margins must name experiments of {sorted(experiments)}, got {name!r}")
+        _check_folders(plan)
+        known = {trial.label for trial in plan.trials()}
+        for table, spec in plan.tables.items():
+            for row in [*spec.get("rows", []), *spec.get("curves", [])]:
+                if row["trial"] not in known:
+                    raise PlanError(f"tables.{table}: {row['trial']!r} is no trial of this plan")
+        return plan
+
+    def trial(self, label: str) -> Trial:
+        """A single run or command by its label."""
+        return _independent(self.experiments.values())[label]
+
+    def trials(self) -> list[Trial]:
+        """All trials in order. Final trials that wait for a grid stand there without the chosen values."""
+        found: list[Trial] = []
+        for experiment in self.experiments.values():
+            found += experiment.first_trials() + (experiment.final_trials({}) if experiment.grid else [])
+        return found
+
+    def comparisons(self) -> list[tuple[str, str]]:
+        """Experiment and base of every margin."""
+        against = self.margins.get("against", [])
+        if isinstance(against, dict):
+            return list(against.items())
+        return [(name, base) for name in self.experiments if name not in against for base in against]
+
+
+def parse_options(words: Sequence[str]) -> Arguments:
+    """``--name value``, ``--name=value``, ``--name a b`` and a bare ``--flag`` as a mapping."""
+    found: Arguments = {}
+    name = None
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found[name] = [value] if equals else []
+        elif name is None:
+            raise PlanError(f"an argument of the script must start with --, got {word!r}")
+        else:
+            found[name].append(word)
+    return {name: True if not values else values[0] if len(values) == 1 else values for name, values in found.items()}
+
+
+def _experiment(name: str, own: Mapping[str, Any], plan: Mapping[str, Any]) -> Experiment:
+    _check_name("experiments", name)
+    _check_keys(f"experiments.{name}", own, _EXPERIMENT_KEYS)
+    if sum(bool(own.get(key)) for key in ("trials", "command", "grid")) > 1:
+        raise PlanError(f"experiments.{name} must have one of grid, trials and command, got {sorted(own)}")
+    single = bool(own.get("trials") or own.get("command"))
+
+    def pick(key: str, default: Any) -> Any:
+        value = own.get(key, plan.get(key))
+        return default if value is None else value
+
+    def merge(key: str) -> Arguments:
+        return dict(plan.get(key) or {}) | dict(own.get(key) or {})
+
+    grid = {} if single else pick("grid", {})
+    named = any(isinstance(values, dict) for values in grid.values())
+    for key, values in grid.items():
+        if not isinstance(values, dict if named else list) or not values:
+            wanted = "a mapping of arguments" if named else "a list of values"
+            raise PlanError(f"experiments.{name}.grid.{key} must be {wanted}, got {values!r}")
+    script = "" if own.get("command") else str(pick("script", ""))
+    if not own.get("command") and not Path(script).is_file():
+        raise PlanError(f"experiments.{name}.script must be a file, got {script!r} (seen from {Path.cwd()})")
+    for trial in grid if named else own.get("trials") or {}:
+        _check_name(f"experiments.{name}.{'grid' if named else 'trials'}", trial)
+    for key in ("run_name", "measured_in"):
+        _check_name(f"experiments.{name}.{key}", own.get(key, "run"))
+    return Experiment(
+        name=name,
+        title=own.get("title", name),
+        script=script,
+        arguments=merge("arguments"),
+        grid=grid,
+        grid_steps=pick("grid_steps", None),
+        final_arguments=merge("final_arguments"),
+        seeds=[int(seed) for seed in pick("seeds", [42])],
+        trials={trial: dict(given or {}) for trial, given in (own.get("trials") or {}).items()},
+        command=tuple(str(word) for word in own.get("command") or ()),
+        run_name=own.get("run_name", "run"),
+        measured_in=own.get("measured_in"),
+        seconds_per_step=pick("seconds_per_step", None),
+        seconds_per_trial=float(pick("seconds_per_trial", 0.0)),
+    )
+
+
+def _independent(experiments: Iterable[Experiment]) -> dict[str, Trial]:
+    """The single runs and commands by label: those that do not hang on a choice."""
+    found = [trial for experiment in experiments for trial in experiment.first_trials()]
+    return {trial.label: trial for trial in found if trial.kind in ("listed", "command")}
+
+
+def _check_folders(plan: Plan) -> None:
+    experiments = list(plan.experiments.values())
+    for index, experiment in enumerate(experiments):
+        earlier = _independent(other for other in experiments[:index] if not other.measured_in)
+        for label in [label for trial in experiment.first_trials() for label in trial.needs]:
+            if label not in earlier:
+                raise PlanError(
+                    f"experiments.{experiment.name}: {{folder:{label}}} must be a single run or command of an earlier "
+                    f"experiment of this plan, one of {sorted(earlier)}"
+                )
+
+
+def _expand(value: Any, environment: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _expand(inner, environment) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_expand(inner, environment) for inner in value]
+    if not isinstance(value, str):
+        return value
+    missing = [name for name in re.findall(r"\$\{(\w+)\}", value) if name not in environment]
+    if missing:
+        raise PlanError(f"{value!r} needs the environment variable {missing[0]}, which is not set")
+    return re.sub(r"\$\{(\w+)\}", lambda match: environment[match[1]], value)
+
+
+def _words(value: Any) -> str | list[str]:
+    """Command-line form, the same for ``1.0e-4``, ``"1e-4"`` and ``0.0001``: equal arguments have equal text."""
+    if isinstance(value, list | tuple):
+        return [str(_words(inner)) for inner in value]
+    if isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value):
+        value = float(value) if re.search(r"[.eE]", value) else value
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _point_name(point: Arguments) -> str:
+    return ",".join(f"{key}={re.sub(r'[^A-Za-z0-9._+-]', '_', str(_words(value)))}" for key, value in point.items())
+
+
+def _check_keys(where: str, given: Mapping[str, Any], allowed: set[str]) -> None:
+    unknown = sorted(set(given) - allowed)
+    if unknown:
+        raise PlanError(f"{where}: unknown {unknown[0]!r}; allowed are {', '.join(sorted(allowed))}")
+
+
+def _check_name(where: str, name: Any) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise PlanError(f"{where} must be letters, digits and . _ = , + - (it becomes a folder), got {name!r}")
+
+
+@cache
+def _lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())

@@ -1,0 +1,1 @@
+"""Markdown tables of the documents, written from results files."""

@@ -1,0 +1,297 @@
+"""Markdown tables written from results files, never by hand.
+
+``python -m experiments.tables README.md --results results`` renews what stands between the markers
+``<!-- table:NAME -->`` and ``<!-- end table -->``; with ``--check`` it changes nothing and fails where a table is
+stale.
+
+NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
+(``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
+(``informin-ablations/lambda``), ``selection`` (see ``experiments.tables.selection``), ``FOLDER/FILE`` for the file of
+a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
+``encode-memory``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see
+``experiments.tables.costs``; a ``costs`` table takes in the backbone's ``parameters`` where there are; ``speed``: see
+``experiments.tables.retrieval``),
+``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, or
+``evaluation/TABLE`` for those that ``csekit eval`` wrote (see ``experiments.tables.scores``). An ablation table
+stands in the plan's ``tables``::
+
+    lambda:
+      title: Weight of the reconstruction term
+      column: λ
+      source: InforMin-CL, Table 5              # where the paper's numbers come from
+      paper_column: BERT-base, Avg. of seven STS test sets
+      rows:
+        - {label: "0.04", trial: weight/lambda-0.04, paper: 76.09}
+
+With ``curves`` in the place of ``rows``, a list of ``label`` and ``trial``, it is a table over the steps of
+pre-training runs (see ``experiments.tables.curves``). Without ``source`` there is no column for the paper.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from csekit.evaluation.results import read_results
+from csekit.evaluation.sts_data import STS_TASKS
+from experiments.tables.costs import (
+    collator_table,
+    corpus_table,
+    costs_table,
+    encode_memory_table,
+    encoding_table,
+    memory_table,
+    parameters_table,
+    peers_table,
+    roofline_table,
+    scaling_table,
+    selection_cost_table,
+    term_gradients_table,
+)
+from experiments.tables.curves import curves_table
+from experiments.tables.geometry import clustering_table, geometry_table
+from experiments.tables.retrieval import retrieval_table, speed_table
+from experiments.tables.scores import evaluation_table
+from experiments.tables.selection import selection_table
+
+_BLOCK = re.compile(
+    r"(?P<head><!-- table:(?P<name>[^\s>]+) -->\n)(?P<body>.*?)(?P<tail><!-- end table -->)", re.DOTALL
+)
+_HEAD = re.compile(r"<!-- table:")
+_BENCHMARKS = {
+    "parameters": ("parameters.py", parameters_table),
+    "costs": ("train_step.py", costs_table),
+    "peers": ("train_step.py --rows benchmarks/peers.yaml", peers_table),
+    "roofline": ("roofline.py", roofline_table),
+    "speed": ("evaluation.py", speed_table),
+    "benchmarks/encode": ("encode.py", encoding_table),
+    "benchmarks/scaling": ("scaling.py", scaling_table),
+    "benchmarks/selection": ("selection.py", selection_cost_table),
+    "encode-memory": ("encode_memory.py", encode_memory_table),
+    "memory": ("memory.py", memory_table),
+    "corpus": ("corpus.py", corpus_table),
+    "collator": ("collator.py", collator_table),
+    "gradients": ("term_gradients.py", term_gradients_table),
+}
+_EVALUATION = {
+    "evaluation/retrieval": retrieval_table,
+    "evaluation/geometry": geometry_table,
+    "evaluation/clustering": clustering_table,
+}
+
+
+class TableError(ValueError):
+    """A marker or a results file from which no table can be made."""
+
+
+def main_table(summary: Mapping[str, Any]) -> str:
+    """One row an experiment: every test set, Avg, dev, and p against the baseline where it was computed."""
+    rows = {name: row for name, row in summary["experiments"].items() if row.get("test")}
+    if not rows:
+        raise TableError(f"plan {summary['plan']}: no experiment has test scores yet")
+    found = list(dict.fromkeys(task for row in rows.values() for task in row["test"] if task != "Avg"))
+    tasks = [task for task in STS_TASKS if task in found] + [task for task in found if task not in STS_TASKS]
+    counts = {len(row["finished_seeds"]) for row in rows.values()}
+    with_p = any(row.get("p_value") is not None for row in rows.values())
+    head = ["", *tasks, "Avg", "STS-B dev", *(["p"] if with_p else []), *(["seeds"] if len(counts) > 1 else [])]
+    body = []
+    for row in rows.values():
+        cells = [row["title"], *(_spread(row["test"].get(task)) for task in [*tasks, "Avg"]), _spread(row.get("dev"))]
+        cells += [_p_value(row.get("p_value"))] if with_p else []
+        cells += [str(len(row["finished_seeds"]))] if len(counts) > 1 else []
+        body.append(cells)
+    return "\n".join([_main_caption(summary, rows.values(), counts, with_p), "", *_markdown(head, body)])
+
+
+def margin_table(summary: Mapping[str, Any]) -> str:
+    """One row an experiment: Avg, its difference to each baseline, or to its own, with p; the paper's difference."""
+    spec = summary.get("margins")
+    if not spec or not spec["rows"]:
+        raise TableError(
+            f"plan {summary['plan']} has no margins, or no experiment beside its baselines has scores yet"
+        )
+    titles = {name: experiment["title"] for name, experiment in summary["experiments"].items()}
+    paper = spec.get("paper") or {}
+    bases = list(dict.fromkeys(base for row in spec["rows"].values() for base in row))
+    own = len(bases) > 1 and all(len(row) == 1 for row in spec["rows"].values())  # named in a column
+    head = ["", "Avg", *(["less", "difference", "p"] if own else [])]
+    for base in [] if own else bases:
+        head += [f"less {titles[base]}", "p"]
+    body = []
+    for name, row in spec["rows"].items():
+        cells = [titles[name], _spread(summary["experiments"][name]["test"]["Avg"])]
+        for base in row if own else bases:
+            margin = row.get(base) or {}
+            cells += [titles[base]] if own else []
+            cells += [_spread(margin, sign=True), _p_value(margin.get("p_value"))]
+        body.append([*cells, *([_number(paper.get(name), sign=True)] if paper else [])])
+    head += ["paper"] if paper else []
+    seeds = sorted({margin["n"] for row in spec["rows"].values() for margin in row.values()})
+    caption = (
+        "Avg of the seven STS test sets, less that of the baseline with the same seed; mean ± standard deviation over "
+        f"{' or '.join(map(str, seeds))} seeds; p: one-sided paired bootstrap over the test pairs"
+    )
+    caption += f". Paper: {spec['source']}." if paper else "."
+    return "\n".join([caption, "", *_markdown(head, body)])
+
+
+def ablation_table(summary: Mapping[str, Any], name: str) -> str:
+    """Our dev score beside the paper's number, row by row."""
+    spec = summary["tables"].get(name)
+    if spec is None:
+        raise TableError(f"plan {summary['plan']} has the tables {sorted(summary['tables'])}, got {name!r}")
+    used = {row["trial"].partition("/")[0]: None for row in spec["rows"]}
+    body = []
+    for row in spec["rows"]:
+        experiment, _, trial = row["trial"].partition("/")
+        measured = summary["experiments"][experiment]
+        dev = (measured.get("trials") or measured.get("grid") or {}).get(trial)
+        body.append([str(row["label"]), _number(dev), *([_number(row.get("paper"))] if "source" in spec else [])])
+    experiments = [summary["experiments"][experiment] for experiment in used]
+    seeds = sorted({experiment["seeds"][0] for experiment in experiments})
+    caption = (
+        f"{spec['title']}. Ours: STS-B dev, Spearman × 100, {_origin(experiments)}; one seed "
+        f"({', '.join(map(str, seeds))}), so small differences say nothing."
+    )
+    head = [spec["column"], "ours, STS-B dev"]
+    if "source" in spec:
+        head.append(f"paper, {spec['paper_column']}")
+        differ = "models and corpora" if "STS-B dev" in spec["paper_column"] else "models, corpora and test sets"
+        caption += (
+            f" Paper: {spec['source']}; {spec['paper_column']}. The two columns are different {differ}: compare their "
+            "order."
+        )
+    return "\n".join([caption, "", *_markdown(head, body)])
+
+
+def render(name: str, results_dir: Path) -> str:
+    """The table of a marker."""
+    if name == "selection":
+        return selection_table(results_dir)
+    if name in _EVALUATION:
+        try:
+            return _assembled(*_EVALUATION[name](results_dir))
+        except (ValueError, OSError) as error:
+            raise TableError(f"table:{name}: {error}") from None
+    plan, _, table = name.partition("/")
+    if plan == "evaluation":
+        try:
+            return _assembled(*evaluation_table(results_dir / plan, table))
+        except ValueError as error:
+            raise TableError(
+                f"table:{name}: {error} (run csekit eval --output {results_dir / plan}/NAME.json)"
+            ) from None
+    kind = f"{plan}/{table.partition('-')[0]}" if plan == "benchmarks" else plan
+    if kind in _BENCHMARKS:
+        script, make = _BENCHMARKS[kind]
+        path = results_dir / plan / f"{table}.json"
+        if not path.is_file():
+            raise TableError(f"table:{name} needs {path}, which does not exist (run benchmarks/{script} first)")
+        results = read_results(path)
+        parameters = results_dir / "parameters" / f"{results['run']['backbone']}.json" if kind == "costs" else None
+        if parameters is not None and parameters.is_file():
+            return _assembled(*costs_table(results, read_results(parameters)))
+        return _assembled(*make(results))
+    path = results_dir / plan / "summary.json"
+    if not path.is_file():
+        raise TableError(f"table:{name} needs {path}, which does not exist (run experiments/run_seeds.py first)")
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    if table == "margins":
+        return margin_table(summary)
+    if "curves" in summary["tables"].get(table, {}):
+        return _assembled(*curves_table(summary["tables"][table], path.parent))
+    return ablation_table(summary, table) if table else main_table(summary)
+
+
+def update(text: str, results_dir: Path) -> str:
+    """``text`` with every marked table written anew. What is outside the markers stays as it is."""
+    blocks = [match["body"] for match in _BLOCK.finditer(text)]
+    if len(_HEAD.findall(text)) != len(blocks) or any(_HEAD.search(body) for body in blocks):
+        raise TableError("every <!-- table:NAME --> line needs an <!-- end table --> before the next one")
+
+    def renew(match: re.Match[str]) -> str:
+        return f"{match['head']}\n{render(match['name'], results_dir)}\n\n{match['tail']}"
+
+    return _BLOCK.sub(renew, text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0 when all is well, 1 for stale tables (``--check``), 2 for errors."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.tables", description="Renew generated tables.")
+    parser.add_argument("files", nargs="+", type=Path, help="Markdown files with markers")
+    parser.add_argument(
+        "--results", type=Path, default=Path("experiments/results"), help="folder of run_seeds.py's records"
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing, fail where a table is stale")
+    args = parser.parse_args(argv)
+    stale = []
+    try:
+        for path in args.files:
+            old = path.read_text(encoding="utf-8")
+            new = update(old, args.results)
+            if new != old:
+                stale.append(path)
+                if not args.check:
+                    path.write_text(new, encoding="utf-8")
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for path in stale:
+        print(f"{path}: {'stale' if args.check else 'renewed'}")
+    return 1 if stale and args.check else 0
+
+
+def _main_caption(summary: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], counts: set[int], p: bool) -> str:
+    rows = list(rows)
+    seeds = sorted({seed for row in rows if row["kind"] != "command" for seed in row["finished_seeds"]})
+    words = [f"Spearman × 100, {_origin(rows)}"]
+    if max(counts) > 1:
+        words.append(f"mean ± standard deviation over the seeds {', '.join(map(str, seeds))}")
+    elif seeds:
+        words.append(f"one seed ({', '.join(map(str, seeds))})")
+    words.append("each configuration chosen on STS-B dev, the test sets scored once")
+    if p:
+        base = summary["experiments"][summary["baseline"]]["title"]
+        words.append(f"p: against {base}")
+    return "; ".join(words) + "."
+
+
+def _origin(experiments: Iterable[Mapping[str, Any]]) -> str:
+    """Backbone and corpus, as the results files name them. Text called wiki… is a stand-in for wiki1m_for_simcse."""
+    experiments = list(experiments)
+    backbones = sorted({name for row in experiments for name in row.get("backbone", [])})
+    corpora = {(corpus["name"], corpus["rows"]): None for row in experiments for corpus in row.get("corpus", [])}
+    names = " and ".join(f"{name} ({rows:,} {_unit(name)})" if rows else name for name, rows in corpora)
+    stand_in = "" if corpora and not all(name.startswith("wiki") for name, _ in corpora) else "stand-in Wikipedia "
+    return f"backbone {' and '.join(backbones) or 'unknown'}, {stand_in}corpus {names or 'unknown'}"
+
+
+def _unit(corpus: str) -> str:
+    return "sentences" if ".txt" in Path(corpus).suffixes else "rows"
+
+
+def _assembled(caption: str, head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    return "\n".join([caption, "", *_markdown(head, body)])
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in [head, *body]]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]]
+
+
+def _spread(value: Mapping[str, Any] | None, sign: bool = False) -> str:
+    if not value:
+        return "–"
+    return _number(value["mean"], sign) + (f" ± {value['std']:.2f}" if value.get("std") is not None else "")
+
+
+def _number(value: float | None, sign: bool = False) -> str:
+    return "–" if value is None else f"{value:{'+' if sign else ''}.2f}"
+
+
+def _p_value(value: float | None) -> str:
+    return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,159 @@
+"""A folder with a plan and a stand-in for the training script that it runs."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+RUN_SEEDS = ROOT / "experiments" / "run_seeds.py"
+#: Where ``-m experiments.run_seeds`` finds the package, whatever the folder.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+TASKS = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
+
+# Dev falls, test rises with the learning rate: a choice on test scores would differ. Steps are saved one by one.
+FAKE = """
+import json, os, pathlib, signal, sys, time
+import numpy as np
+from csekit.evaluation.results import read_results, write_results
+words = dict(zip([w[2:] for w in sys.argv[1::2]], sys.argv[2::2]))
+out = pathlib.Path(words["output_dir"])
+(out / "training").mkdir(parents=True, exist_ok=True)
+log = open(pathlib.Path(words["calls"]), "a")
+def note(what):
+    log.write(out.parent.name + "/" + out.name + " " + what + "\\n"); log.flush()
+step_file, held = out / "training" / "step", pathlib.Path(words["calls"]).with_name("held")
+first = int(step_file.read_text()) if words.get("resume_from_checkpoint") and step_file.exists() else 0
+note("start")
+(out / "pid").write_text(str(os.getpid()))
+def stop(*_):
+    note("terminated"); sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+rate, seed = float(words["learning_rate"]), int(words["seed"])
+def holds(step):
+    try:
+        return held.read_text() == str(step)
+    except FileNotFoundError:  # asking first would leave a moment for it to go
+        return False
+def fail():
+    if float(words.get("fail_at", -1)) == rate and not os.environ.get("FAKE_HEALED"):
+        print("step 3: loss is nan"); sys.exit(3)
+"fail_late" in words or fail()
+for step in range(first, int(words["max_steps"])):
+    while holds(step):
+        time.sleep(0.01)
+    step_file.with_name("part").write_text(str(step + 1))
+    os.replace(step_file.with_name("part"), step_file)  # whole or not at all, whenever it is killed
+    note(f"step {step}")  # what the tests wait for is saved
+fail()
+dev = float("nan") if float(words.get("nan_at", -1)) == rate else 80 - 1e4 * rate + 0.01 * (seed - 42)
+scored = words["do_predict"] == "True" or words.get("leak")
+tasks = {t: {"all": 50 + 1e4 * rate + i + (seed - 42) ** 2, "mean": 0, "wmean": 0} for i, t in enumerate(TASKS)}
+test = {"tasks": tasks, "avg": sum(t["all"] for t in tasks.values()) / 7} if scored else None
+result = {"name": out.name, "method": "simcse", "backbone": words["backbone"],
+          "corpus": {"name": "wiki_tiny", "checksum": "0", "rows": 1000,
+                     "used": round(1000 * float(words.get("share", 1)))},
+          "config": {}, "arguments": dict(words),
+          "seed": seed, "dev": {"metric": "stsb_spearman", "best": dev, "step": 1, "history": []}, "test": test,
+          "environment": {},
+          "seconds": {"train": 2.0 * int(words["max_steps"]), "total": 2.0 * int(words["max_steps"]) + 5}}
+gold = np.arange(20.0)
+noise = np.random.default_rng(seed).normal(size=20)
+similarities = {t: (gold + noise / (1e4 * rate + 1), gold) for t in TASKS} if scored else None
+write_results(out / "results.json", {}, similarities, overwrite=True)
+(out / "results.json").write_text(json.dumps(result | read_results(out / "results.json")))
+note("end")
+""".replace("TASKS", repr(TASKS))
+
+
+def load_run_seeds() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("run_seeds", RUN_SEEDS)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Bench:
+    """A folder with the stand-in script and a plan."""
+
+    script = RUN_SEEDS
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.calls_file = folder, folder / "calls.txt"
+        (folder / "fake.py").write_text(FAKE)
+        self.plan: dict[str, Any] = {
+            "name": "small",
+            "script": str(folder / "fake.py"),
+            "baseline": "one",
+            "seeds": [42, 43, 44],
+            "grid": {"learning_rate": [1e-4, 1e-5, 3e-5]},
+            "grid_steps": 2,
+            "arguments": {"backbone": str(folder / "mini"), "calls": str(self.calls_file), "max_steps": 3},
+            "experiments": {"one": {"title": "One"}, "two": {"arguments": {"dropout": 0.2}}},
+        }
+
+    def command(self, *more: str) -> list[str]:
+        path = self.folder / "plan.yaml"
+        path.write_text(yaml.safe_dump(self.plan))
+        return [str(path), "--output_dir", str(self.folder / "runs"), "--results_dir", str(self.results), *more]
+
+    def run(self, *more: str) -> int:
+        handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        try:
+            return int(load_run_seeds().main(self.command(*more)))
+        finally:
+            for name, handler in handlers.items():
+                signal.signal(name, handler)
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "experiments.run_seeds", *self.command()], stdout=subprocess.PIPE, env=ENVIRONMENT
+        )
+
+    @contextmanager
+    def held(self, step: int) -> Iterator[None]:
+        """Inside, no trial goes beyond the end of the step before ``step``."""
+        file = self.folder / "held"
+        file.write_text(str(step))
+        yield
+        file.unlink()
+
+    def wait_for(self, line: str) -> None:
+        limit = time.monotonic() + 120
+        while line not in self.calls():
+            assert time.monotonic() < limit, self.calls()
+            time.sleep(0.01)
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+    def calls(self) -> list[str]:
+        return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+
+    def starts(self) -> Counter[str]:
+        return Counter(line.split()[0] for line in self.calls() if line.endswith("start"))
+
+    def summary(self) -> dict[str, Any]:
+        return dict(json.loads((self.results / "small" / "summary.json").read_text()))
+
+    def record(self, label: str) -> dict[str, Any]:
+        return dict(json.loads((self.results / "small" / f"{label}.json").read_text()))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)

@@ -1,0 +1,263 @@
+"""Figures hold what they are given; pictures hold what the results files say."""
+
+import builtins
+import json
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from PIL import Image
+
+from csekit.evaluation import figures, write_results
+from csekit.evaluation.clustering import LABELS, TopicMap
+from csekit.evaluation.pictures import alignment_uniformity, cosine_by_rating
+from csekit.evaluation.plotting import COLOURS, save_figure
+from experiments.pictures import drawings as pictures
+from experiments.pictures import figures as training_figures
+from experiments.pictures.figures import Ablation
+from experiments.tables.geometry import NoResults, clustering_table, geometry_table
+
+RNG = np.random.default_rng(0)
+GOLD = np.linspace(0, 5, 60)
+COSINES = np.clip(GOLD / 6 + RNG.normal(0, 0.1, 60), -1, 1)
+
+
+def topic_map(seed: int = 0) -> TopicMap:
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(20), 6)
+    middles = np.array([(40 * (i % 4), 20 * (i // 4)) for i in range(20)], dtype=float)
+    return TopicMap(middles[labels] + rng.normal(size=(120, 2)), labels, labels // 2, LABELS)
+
+
+def boxes(figure: Figure) -> list[Any]:
+    """The places of all annotations, in pixels."""
+    figure.draw_without_rendering()
+    return [text.get_window_extent() for axis in figure.axes for text in axis.texts]
+
+
+def overlaps(figure: Figure) -> int:
+    found = boxes(figure)
+    return sum(a.overlaps(b) for i, a in enumerate(found) for b in found[i + 1 :])
+
+
+def test_violins_stand_at_the_medians_of_their_groups() -> None:
+    figure = figures.cosine_violins({"one": (COSINES, GOLD), "two": (COSINES / 2, GOLD)})
+    for axis, scale in zip(figure.axes, (1, 0.5), strict=True):
+        dots = [line.get_xydata()[0] for line in axis.lines if line.get_marker() == "o"]
+        for place, (low, high) in enumerate([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5.1)]):
+            group = scale * COSINES[(low <= GOLD) & (high > GOLD)]
+            assert dots[place] == pytest.approx([np.median(group), place])
+        assert len(axis.collections) == 5
+    assert figure.axes[0].get_yticklabels()[0].get_text() == "0–1\nn = 12"
+    assert figures.cosine_violins({"flat": (np.ones(60), GOLD)}).axes  # no spread, no violin, no error
+
+
+def test_points_have_their_score_as_colour_and_names_that_do_not_overlap() -> None:
+    points = {f"encoder {i}": (0.2 + 0.001 * i, -2.0 - 0.01 * (i % 3), 50.0 + i) for i in range(6)}
+    figure = figures.alignment_uniformity(points)
+    drawn = figure.axes[0].collections[0]
+    np.testing.assert_allclose(drawn.get_offsets(), [(u, a) for a, u, _ in points.values()])
+    np.testing.assert_allclose(drawn.get_array(), [50, 51, 52, 53, 54, 55])
+    assert {text.get_text() for text in figure.axes[0].texts} == {f"encoder {i}: {50 + i}.0" for i in range(6)}
+    assert overlaps(figure) == 0
+
+
+def test_maps_by_cluster_and_by_label() -> None:
+    maps = {"one": topic_map(), "two": topic_map(1)}
+    by_cluster = figures.topic_maps(maps)
+    for axis in by_cluster.axes:
+        looks = {(to_hex(c.get_facecolor()[0]), len(c.get_paths()[0].vertices)) for c in axis.collections}
+        assert len(axis.collections) == 10 and len(looks) == 10  # no two clusters look alike
+        assert sum(len(c.get_offsets()) for c in axis.collections) == 120 and not axis.texts
+    by_label = figures.topic_maps(maps, "labels")
+    assert overlaps(by_label) == 0
+    first, second = ([to_hex(c.get_facecolor()[0]) for c in axis.collections] for axis in by_label.axes)
+    assert first == second and len(first) == 20
+    for axis in by_label.axes:
+        assert {text.get_text() for text in axis.texts} == set(LABELS)
+    one_place = TopicMap(RNG.normal(size=(120, 2)), topic_map().labels, topic_map().clusters, LABELS)
+    crowded = figures.topic_maps({"all in one place": one_place}, "labels")
+    assert overlaps(crowded) == 0 and 5 < len(crowded.axes[0].texts) <= 20
+    with pytest.raises(ValueError, match="by must be 'clusters' or 'labels', got 'colour'"):
+        figures.topic_maps(maps, "colour")
+
+
+def test_traces_differences_and_ablations() -> None:
+    rows = [{"step": s, "alignment": 0.1 * s, "uniformity": -s} for s in (0, 10, 20)]
+    figure = training_figures.training_traces({"a": rows, "b": rows[:2]}, {"alignment": "A", "uniformity": "U"})
+    np.testing.assert_allclose(figure.axes[1].lines[0].get_xydata(), [[0, 0], [10, -10], [20, -20]])
+    assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [3, 2]
+
+    given = {"x": {"STS12": [1.0, 3.0], "Avg": [0.5, 0.5]}, "y": {"STS12": [-1.0, -1.0], "Avg": [2.0, 4.0]}}
+    (axis,) = training_figures.task_differences(given, "base").axes
+    bars = [[bar.get_height() for bar in group] for group in axis.containers if hasattr(group, "patches")]
+    assert bars == [[2.0, 0.5], [-1.0, 3.0]] and "base" in axis.get_ylabel()
+    whiskers = axis.containers[1].errorbar or axis.containers[0]
+    spans = [segment[:, 1] for segment in whiskers.lines[2][0].get_segments()]
+    assert spans[0] == pytest.approx([2 - np.sqrt(2), 2 + np.sqrt(2)])
+
+    table = Ablation("weight", ["low", "reference", "high"], [70.0, 69.5, None], [75.0, 77.0, 76.5], reference=1)
+    (axis,) = training_figures.ablation_bars([table]).axes
+    assert [[bar.get_width() for bar in group] for group in axis.containers] == [[0.5, 0.0], [-2.0, 0.0, -0.5]]
+    assert {text.get_text() for text in axis.texts} == {"70.00", "69.50", "75.00", "77.00", "76.50"}
+    with pytest.raises(ValueError, match="'weight': the reference row 'low' has no score"):
+        training_figures.ablation_bars([Ablation("weight", ["low"], [None], [1.0])])
+
+
+def test_files_are_small_and_the_same_again(tmp_path: Path) -> None:
+    first = save_figure(figures.topic_maps({"one": topic_map()}), tmp_path / "a.png").read_bytes()
+    second = save_figure(figures.topic_maps({"one": topic_map()}), tmp_path / "b.png").read_bytes()
+    assert first == second and len(first) < 300_000
+    image = Image.open(BytesIO(first)).convert("RGB")
+    seen = {f"#{r:02X}{g:02X}{b:02X}" for _, (r, g, b) in image.getcolors(1 << 24)}
+    assert "#FFFFFF" in seen and image.width > 400 and len(seen) > 20
+    figure = figures.topic_maps({"one": topic_map()})
+    with pytest.raises(ValueError, match=r"path must end in .png, got 'a.svg'"):
+        save_figure(figure, tmp_path / "a.svg")
+    with pytest.raises(ValueError, match=r"b.png must have at most 10 bytes, got"):
+        save_figure(figure, tmp_path / "b.png", max_bytes=10)
+    assert (tmp_path / "b.png").read_bytes() == second
+    assert "matplotlib.pyplot" not in sys.modules  # no display, no global figure
+
+
+def test_drawing_leaves_the_callers_style(tmp_path: Path) -> None:
+    before = dict(matplotlib.rcParams)
+    save_figure(figures.cosine_violins({"one": (COSINES, GOLD)}), tmp_path / "a.png")
+    assert dict(matplotlib.rcParams) == before and len(set(COLOURS)) == 7
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def absent(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(ImportError, match=r"figures need matplotlib: pip install 'csekit\[plots\]'"):
+        figures.cosine_violins({"one": (COSINES, GOLD)})
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two encoders measured, and a plan with three seeds and a table."""
+    folder = tmp_path / "results"
+    for name, spearman in (("good", 70.0), ("bad", 50.0)):
+        geometry = {"set": "STS-B test", "threshold": 4.0, "text_form": "tokenized", "positives": 12, "sentences": 100}
+        geometry |= {"alignment": 0.25, "uniformity": -2.5, "mean_cosine": 0.125, "effective_rank": 31.26}
+        clustering = {"set": "StackOverflow", "titles": 20000, "labels": 20, "clusters": 20, "restarts": 5, "seed": 42}
+        clustering |= {"checksum": "0", "v_measure": 31.4, "homogeneity": 30.0, "completeness": 33.0, "accuracy": 41.0}
+        content = {"title": name, "geometry": {**geometry, "spearman": spearman}}
+        content |= {"clustering": {**clustering, "map": {"clusters": 10, **topic_map().to_dict()}}}
+        write_results(folder / "evaluation/geometry" / f"{name}.json", content, {"STS-B test": (COSINES, GOLD)})
+    experiments = {"base": {"title": "Base", "seeds": [1, 2, 3]}, "other": {"title": "Other", "seeds": [1, 2, 3]}}
+    experiments["listed"] = {"title": "Listed", "seeds": [1], "trials": {"low": 60.0, "reference": 61.0}}
+    rows = [{"label": 1, "trial": "listed/low", "paper": 70.0}, {"label": 2, "trial": "listed/reference", "paper": 71}]
+    tables = {"weight": {"title": "Weight", "rows": rows}, "curves": {"title": "C", "curves": []}}
+    plan = folder / "equal-terms"
+    for name, base in (("base", 50.0), ("other", 52.0)):
+        (plan / name).mkdir(parents=True)
+        for seed in (1, 2, 3):
+            scores = {task: {"all": base + seed + (name == "other") * seed} for task in ("SICK-R", "STS12")}
+            test = {"tasks": scores, "avg": base + seed}
+            record = {"seed": seed, "trial": {"kind": "final"}, "test": test}
+            (plan / name / f"seed={seed}.json").write_text(json.dumps(record))
+    summary = {"plan": "equal-terms", "baseline": "base", "experiments": experiments, "tables": tables}
+    (plan / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_pictures_come_from_results_files(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, missing = pictures.draw(results, tmp_path / "out")
+    names = {"scores", "cosine-by-rating", "alignment-uniformity", "tsne-clusters", "tsne-labels", "task-differences"}
+    assert {path.stem for path in written} == names | {"equal-terms"}
+    assert missing.keys() == {"training-traces", "few-shot"} and "run experiments/run_seeds.py" in missing["few-shot"]
+    assert all(path.stat().st_size < 300_000 for path in written)
+
+    scatter = alignment_uniformity(results).axes[0]
+    assert [text.get_text() for text in scatter.texts] == ["bad: 50.0", "good: 70.0"]
+    assert cosine_by_rating(results).axes[1].get_title() == "good"
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(training_figures, "task_differences", lambda given, base: seen.update(given, base=base))
+    pictures.task_differences(results)
+    assert seen == {"base": "Base", "Other": {"STS12": [3.0, 4.0, 5.0], "SICK-R": [3.0, 4.0, 5.0], "Avg": [2.0] * 3}}
+    assert list(seen["Other"]) == ["STS12", "SICK-R", "Avg"]
+    monkeypatch.setattr(training_figures, "ablation_bars", lambda tables: seen.update(tables=tables))
+    pictures.ablations(results, "equal-terms")
+    assert seen["tables"] == [Ablation("Weight", ["1", "2"], [60.0, 61.0], [70.0, 71], 1)]
+
+
+def test_scores_are_a_row_a_method_and_a_dot_a_seed(results: Path) -> None:
+    axis = pictures.scores(results).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["Base", "Other"]  # the best on top
+    dots = [line.get_xdata() for line in axis.lines if line.get_marker() == "o"]
+    assert [list(row) for row in dots] == [[51.0, 52.0, 53.0], [53.0, 54.0, 55.0]]
+    assert [text.get_text() for text in axis.texts] == ["52.00", "54.00"]
+    spreads = [list(line.get_xdata()) for line in axis.lines if line.get_marker() != "o"][::2]
+    assert spreads == [[51.0, 53.0], [53.0, 55.0]]  # one deviation to either side
+    summary = json.loads((results / "equal-terms" / "summary.json").read_text())
+    summary["experiments"]["untrained"] = {"title": "Untrained", "test": {"Avg": {"mean": 40.0}}}
+    (results / "equal-terms" / "summary.json").write_text(json.dumps(summary))
+    axis = pictures.scores(results).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["Untrained", "Base", "Other"]
+    summary["experiments"]["other"]["measured_in"] = "elsewhere"
+    (results / "equal-terms" / "summary.json").write_text(json.dumps(summary))
+    (results / "elsewhere").mkdir()
+    (results / "equal-terms" / "other").rename(results / "elsewhere" / "other")
+    axis = pictures.scores(results).axes[0]
+    assert [list(line.get_xdata()) for line in axis.lines if line.get_marker() == "o"][-1] == [53.0, 54.0, 55.0]
+    pictures.task_differences(results, "equal-terms")  # raises where Other has no seed in common with the baseline
+
+
+def test_traces_come_from_the_evaluations_of_a_run(results: Path) -> None:
+    values = {"geometry/uniformity": -2.0, "geometry/mean_cosine": 0.5, "geometry/effective_rank": 30.0}
+    history = [{"step": s, "uniformity": 9.0, "geometry/alignment": 0.01 * s, **values} for s in (0, 20, 40)]
+    record = {"dev": {"history": [*history, {"step": 60, "uniformity": 9.0}]}, "log": []}
+    plan = results / "geometry-traces"
+    write_results(plan / "simcse" / "run.json", record)
+    experiment = {"title": "SimCSE", "seeds": [42], "trials": {"run": 70.0}}
+    (plan / "summary.json").write_text(json.dumps({"experiments": {"simcse": experiment}, "tables": {}}))
+    axis = pictures.training_traces(results).axes[0]
+    assert [line.get_label() for line in axis.lines] == ["SimCSE"]
+    np.testing.assert_allclose(axis.lines[0].get_xydata(), [[0, 0], [20, 0.2], [40, 0.4]])
+    write_results(plan / "simcse" / "run.json", {"dev": {"history": []}}, overwrite=True)
+    with pytest.raises(NoResults, match="no run logged its geometry"):
+        pictures.training_traces(results)
+
+
+def test_tables_of_the_same_files(results: Path) -> None:
+    caption, head, body = geometry_table(results)
+    assert "the 12 pairs with a gold score above 4" in caption and "100 distinct sentences" in caption
+    assert body == [
+        ["bad", "0.250", "-2.500", "0.125", "31.3", "50.00"],
+        ["good", "0.250", "-2.500", "0.125", "31.3", "70.00"],
+    ]
+    assert len(head) == 6
+    caption, head, body = clustering_table(results)
+    assert "20,000 titles" in caption and body[0] == ["bad", "31.40", "30.00", "33.00", "41.00"]
+    path = results / "evaluation/geometry/bad.json"
+    content = json.loads(path.read_text())
+    content["geometry"]["threshold"] = 3.0
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"geometry results must share one threshold, got 3.0 and 4.0"):
+        geometry_table(results)
+    content["geometry"]["set"] = "STS-B dev"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="of one set to share a picture, got STS-B dev and STS-B test"):
+        cosine_by_rating(results)
+
+
+def test_what_cannot_be_drawn_is_said(results: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"pictures must be among scores, .*, equal-terms, got 'violins'"):
+        pictures.draw(results, tmp_path, ["violins"])
+    with pytest.raises(NoResults, match=r"few-shot/summary.json: no such file"):
+        pictures.draw(results, tmp_path, ["few-shot"])
+    with pytest.raises(NoResults, match="results must be a folder"):
+        pictures.draw(tmp_path / "nowhere", tmp_path)

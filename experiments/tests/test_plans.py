@@ -1,0 +1,146 @@
+"""Plans in experiments/plans: every argument is one that the scripts know, and the minutes are what they say."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from csekit.modeling import METHODS
+from csekit.trainers.scripts.pretraining_runs import parse_pretrain_arguments
+from csekit.trainers.scripts.run_arguments import method_fields, parse_run_arguments
+from experiments.clock import Clock
+from experiments.plan import Plan, Trial
+
+CONFIGS = Path(__file__).parents[1] / "plans"
+PLANS = sorted(CONFIGS.glob("*.yaml"))
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A folder that looks like the repository, and what the plans take from the environment."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").mkdir()
+    for script in ("run_unsup.py", "run_sup.py", "run_pretrain.py"):
+        (tmp_path / "examples" / script).touch()
+    (tmp_path / "wiki.txt").write_text("a sentence\n" * 100_000)
+    names = {"BACKBONE": "mini", "STAGE1": "runs/stage1", "CSEKIT_DATA": "data", "WIKI_NEXT": "next.tsv"}
+    names["PARANMT"] = "paranmt.tsv"
+    return {**names, "WIKI": str(tmp_path / "wiki.txt")}
+
+
+def own_trials(plan: Plan) -> list[Trial]:
+    return [trial for trial in plan.trials() if not plan.experiments[trial.experiment].measured_in]
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_a_plan_is_within_its_minutes(path: Path, environment: dict[str, str]) -> None:
+    plan = Plan.read(path, environment)
+    clock = Clock(plan)
+    seconds = [clock.seconds(trial) for trial in own_trials(plan)]
+    assert plan.max_minutes is not None and all(seconds)
+    assert sum(value or 0 for value in seconds) / 60 < plan.max_minutes
+
+
+def typed(value: Any, kind: type) -> Any:
+    return value == "True" if kind is bool else kind(value)
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_every_trial_is_one_that_the_scripts_can_run(path: Path, environment: dict[str, str]) -> None:
+    known: set[Any] = set()
+    for trial in own_trials(Plan.read(path, environment)):
+        words = trial.argv(Path("runs"), resume=False)
+        if "run_pretrain" in words[0]:
+            run, _ = parse_pretrain_arguments(words[1:])
+            run.check()
+        if trial.kind == "command":
+            continue
+        given = trial.arguments
+        method, objectives = str(given["method"]), given.get("objectives")
+        kind = (method, tuple(objectives or ()), *sorted(given))
+        if kind not in known:  # an unknown argument ends the parser
+            run, args, _ = parse_run_arguments(words[1:])
+            run.check()
+            assert args.seed == int(str(given["seed"])) and args.bf16
+            known.add(kind)
+        fields = method_fields(method, list(objectives) if objectives else None)
+        own = {name: typed(value, fields[name]) for name, value in given.items() if name in fields}
+        own |= {"objectives": list(objectives)} if objectives else {}
+        METHODS[method].config_class(**own)  # a value that is not allowed is an error
+
+
+def test_the_plans_fit_into_their_hours() -> None:
+    minutes = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["max_minutes"] for path in PLANS}
+    assert minutes["equal-terms"] + minutes["informin-ablations"] <= 180 and minutes["infocse-diffcse"] <= 340
+    assert minutes["infocse-ablations"] + minutes["diffcse-ablations"] <= 250
+    assert sum(minutes[name] for name in ("msse", "few-shot", "supervised", "msse-ablations", "combinations")) <= 420
+
+
+def test_equal_terms_are_equal(environment: dict[str, str]) -> None:
+    plans = [Plan.read(CONFIGS / f"{name}.yaml", environment) for name in ("equal-terms", "infocse-diffcse")]
+
+    def own(name: str) -> bool:
+        """What makes the method, and the folder that stage 1 made of the same encoder."""
+        return name in ("method", "projector", "objectives") or name.startswith(("reconstruction", "aux_mlm_", "rtd_"))
+
+    shared = [
+        [
+            {
+                key: "mini" if "{folder:stage1" in value else value
+                for key, value in trial.arguments.items()
+                if not own(key)
+            }
+            for trial in trials
+        ]
+        for plan in plans
+        for experiment in plan.experiments.values()
+        if experiment.kind == "selected" and (trials := experiment.first_trials() + experiment.final_trials({}))
+    ]
+    assert len(shared) == 9 and all(terms == shared[0] for terms in shared) and len(shared[0]) == 9
+
+
+@pytest.mark.parametrize("path", [path for path in PLANS if "ablations" in path.stem], ids=lambda path: path.stem)
+def test_ablations_differ_from_the_reference_in_what_they_name(path: Path, environment: dict[str, str]) -> None:
+    plan = Plan.read(path, environment)
+    used = {row["trial"] for table in plan.tables.values() for row in table["rows"]}
+    listed = {trial.label: trial for trial in plan.trials() if trial.kind == "listed"}
+    assert used == listed.keys()  # no trial for nothing
+    arguments = [tuple(sorted((name, str(value)) for name, value in t.arguments.items())) for t in listed.values()]
+    assert len(set(arguments)) == len(arguments)  # no trial twice
+
+
+def test_few_shot_runs_are_equal_but_for_method_and_share(environment: dict[str, str]) -> None:
+    plan = Plan.read(CONFIGS / "few-shot.yaml", environment)
+    own = {"method", "pooling", "projector", "train_fraction"}
+    shared = [
+        [{key: value for key, value in trial.arguments.items() if key not in own} for trial in each.first_trials()]
+        for each in plan.experiments.values()
+    ]
+    assert len(shared) == 6 and all(each == shared[0] for each in shared) and len(shared[0]) == 5
+    assert {trial.steps for trial in plan.trials()} == {300}
+    shares = [(trial.arguments["method"], float(str(trial.arguments["train_fraction"]))) for trial in plan.trials()]
+    assert {share for _, share in shares} == {0.001, 0.01, 0.1} and len(shares) == 30
+
+
+def test_each_combination_stands_beside_its_parts(environment: dict[str, str]) -> None:
+    plan = Plan.read(CONFIGS / "combinations.yaml", environment)
+    parts = {trial.name: trial.arguments for trial in plan.experiments["parts"].first_trials()}
+    weights = {name: {key for key in given if key.endswith("_weight")} for name, given in parts.items()}
+    assert weights.pop("simcse") == set() and all(len(names) == 1 for names in weights.values())
+    search = plan.experiments["combinations"]
+    combined = {trial.name: trial for trial in search.first_trials()}
+    assert list(combined) == ["dcm-rtd", "icm-aux-mlm", "reconstruction-dcm", "all"]
+    for trial in combined.values():
+        own = {key for key in trial.arguments if key.endswith("_weight")}
+        used = [parts[name] for name, names in weights.items() if names <= own]
+        assert len(used) == len(own) >= 2  # every part was measured alone
+        joined = {key: value for given in used for key, value in given.items()}
+        assert joined == trial.arguments  # with the same weight, on the same terms
+        assert trial.kind == "grid" and trial.arguments["do_predict"] == "False"
+    finals = search.final_trials(search.points()["dcm-rtd"])
+    assert [trial.name for trial in finals] == ["seed=42", "seed=43", "seed=44"]
+    for final, base in zip(finals, plan.experiments["simcse"].first_trials(), strict=True):
+        assert final.arguments["do_predict"] == base.arguments["do_predict"] == "True"
+        differ = {key for key in final.arguments if final.arguments[key] != base.arguments.get(key)}
+        assert differ == {"method", "dcm_weight", "rtd_weight"}

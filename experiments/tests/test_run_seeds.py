@@ -1,0 +1,353 @@
+"""run_seeds.py with a stand-in for the training script: what it runs, chooses, keeps and refuses."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from csekit.evaluation.results import read_similarities
+from experiments.clock import Clock
+from experiments.plan import Plan, PlanError, parse_options
+from experiments.records import Records, spread, summarise
+
+TASKS = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
+
+
+def test_the_choice_is_made_on_dev_and_a_test_score_in_a_grid_trial_is_ignored(bench: Any) -> None:
+    bench.plan["arguments"]["leak"] = "yes"
+    assert bench.run() == 0
+    summary = bench.summary()["experiments"]["one"]
+    leaked = [bench.record(f"one/learning_rate={rate}")["test"]["avg"] for rate in ("0.0001", "1e-05", "3e-05")]
+    assert leaked[0] == max(leaked)
+    assert summary["selected"]["values"] == {"learning_rate": "1e-05"}
+    assert bench.record("one/seed=43")["arguments"]["learning_rate"] == "1e-05"
+
+
+def test_grid_trials_are_short_dev_only_first_seed_and_finals_are_not(bench: Any) -> None:
+    bench.run()
+    grid, final = (bench.record(f"two/{name}")["arguments"] for name in ("learning_rate=3e-05", "seed=44"))
+    assert (grid["do_predict"], grid["max_steps"], grid["seed"], grid["dropout"]) == ("False", "2", "42", "0.2")
+    assert (final["do_predict"], final["max_steps"], final["seed"], final["dropout"]) == ("True", "3", "44", "0.2")
+    assert not (bench.folder / "runs/two/learning_rate=3e-05/training").exists()
+    assert (bench.folder / "runs/two/seed=44/training").exists()
+    assert bench.record("two/seed=44")["similarities"]["file"] == "seed=44.similarities.npz"
+    assert set(read_similarities(bench.results / "small/two/seed=44.json")) == set(TASKS)
+    assert not (bench.results / "small/two/learning_rate=3e-05.similarities.npz").exists()
+
+
+def test_p_values_against_the_baseline(bench: Any) -> None:
+    bench.plan["baseline"] = "one"
+    bench.run()
+    experiments = bench.summary()["experiments"]
+    assert "p_value" not in experiments["one"] and 0 < experiments["two"]["p_value"] <= 1
+
+
+def test_every_trial_runs_once_and_a_second_call_runs_nothing(bench: Any) -> None:
+    assert bench.run() == 0
+    assert len(bench.starts()) == 12 and set(bench.starts().values()) == {1}
+    before = bench.summary()
+    assert bench.run() == 0
+    assert set(bench.starts().values()) == {1} and bench.summary() == before
+
+
+def test_mean_and_deviation_equal_numpy(bench: Any) -> None:
+    bench.run()
+    one = bench.summary()["experiments"]["one"]
+    records = [bench.record(f"one/seed={seed}") for seed in (42, 43, 44)]
+    for task in TASKS:
+        values = np.array([record["test"]["tasks"][task]["all"] for record in records])
+        np.testing.assert_allclose(
+            [one["test"][task][key] for key in ("mean", "std")], [values.mean(), values.std(ddof=1)]
+        )
+    values = np.array([record["test"]["avg"] for record in records])
+    np.testing.assert_allclose(
+        [one["test"]["Avg"][key] for key in ("mean", "std")], [values.mean(), values.std(ddof=1)]
+    )
+    values = np.array([record["dev"]["best"] for record in records])
+    np.testing.assert_allclose([one["dev"][key] for key in ("mean", "std")], [values.mean(), values.std(ddof=1)])
+    assert spread([3.0]) == {"mean": 3.0, "std": None, "n": 1}
+
+
+def test_records_carry_no_path_of_the_machine(bench: Any) -> None:
+    bench.run()
+    for path in bench.results.rglob("*.json"):
+        assert str(bench.folder) not in path.read_text(), path
+    assert bench.record("one/seed=42")["backbone"] == "mini"
+
+
+@pytest.mark.parametrize("orphan", [False, True])
+def test_killed_half_way_it_goes_on_where_it_was(bench: Any, orphan: bool) -> None:
+    bench.plan["arguments"] |= {"max_steps": 6}
+    bench.plan["experiments"].pop("two")
+    with bench.held(3):
+        process = bench.start()
+        bench.wait_for("one/seed=42 step 2")
+        process.kill()
+        process.communicate()
+        if orphan:  # the trial that was left behind still runs, and is waited for
+            follower = bench.start()
+            bench.wait_for("one/seed=43 step 2")
+        else:
+            os.kill(int((bench.folder / "runs/one/seed=42/pid").read_text()), signal.SIGKILL)
+    assert (follower.wait(timeout=120) if orphan else bench.run()) == 0
+    expected = {"one/seed=42": 1 if orphan else 2}
+    names = [f"one/learning_rate={rate}" for rate in ("0.0001", "1e-05", "3e-05")]
+    names += [f"one/seed={seed}" for seed in (42, 43, 44)]
+    assert bench.starts() == {name: expected.get(name, 1) for name in names}
+    steps = Counter(line for line in bench.calls() if line.startswith("one/seed=42 step"))
+    assert set(steps) == {f"one/seed=42 step {step}" for step in range(6)} and sum(steps.values()) <= 7
+    assert bench.summary()["experiments"]["one"]["finished_seeds"] == [42, 43, 44]
+
+
+def test_two_processes_share_a_plan(bench: Any) -> None:
+    del bench.plan["experiments"]["two"]
+    with bench.held(1):
+        first = bench.start()
+        bench.wait_for("one/learning_rate=0.0001 step 0")
+        second = bench.start()  # the next point is free; the choice waits for both
+        bench.wait_for("one/learning_rate=1e-05 step 0")
+        assert bench.starts() == {"one/learning_rate=0.0001": 1, "one/learning_rate=1e-05": 1}
+    printed = first.communicate(timeout=120)[0] + second.communicate(timeout=120)[0]
+    assert (first.returncode, second.returncode) == (0, 0), printed.decode()
+    assert len(bench.starts()) == 6 and set(bench.starts().values()) == {1}
+    assert b"another process runs one/learning_rate=0.0001" in printed
+    assert bench.summary()["experiments"]["one"]["finished_seeds"] == [42, 43, 44]
+
+
+def test_what_is_stopped_in_one_process_is_taken_up_by_another(bench: Any) -> None:
+    del bench.plan["experiments"]["two"]
+    with bench.held(1):
+        first = bench.start()
+        bench.wait_for("one/learning_rate=0.0001 step 0")
+        second = bench.start()
+        bench.wait_for("one/learning_rate=1e-05 step 0")
+        first.terminate()
+        assert first.wait(timeout=60) == 143
+    assert second.wait(timeout=120) == 0
+    assert bench.starts()["one/learning_rate=0.0001"] == 2 and bench.starts().total() == 7
+
+
+def test_what_fails_in_one_process_is_not_tried_by_another(bench: Any) -> None:
+    del bench.plan["experiments"]["two"]
+    bench.plan["arguments"] |= {"fail_at": 1e-4, "fail_late": "yes"}
+    with bench.held(1):
+        first = bench.start()
+        bench.wait_for("one/learning_rate=0.0001 step 0")
+        second = bench.start()
+        bench.wait_for("one/learning_rate=1e-05 step 0")
+    printed = first.communicate(timeout=120)[0] + second.communicate(timeout=120)[0]
+    assert (first.returncode, second.returncode) == (1, 1)
+    assert bench.starts()["one/learning_rate=0.0001"] == 1 and b"0.0001  failed in another process" in printed
+
+
+def test_sigterm_reaches_the_trial_and_stops(bench: Any) -> None:
+    with bench.held(1):
+        process = bench.start()
+        bench.wait_for("one/learning_rate=0.0001 step 0")
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert bench.calls()[-1] == "one/learning_rate=0.0001 terminated"
+    state = json.loads((bench.folder / "runs/one/learning_rate=0.0001/trial.json").read_text())
+    assert (state["status"], state["returncode"], state["starts"]) == ("interrupted", 143, 1)
+    assert bench.run() == 0
+    assert "one/learning_rate=0.0001 step 0" not in bench.calls()[4:]
+
+
+def test_a_failing_trial_is_recorded_and_the_others_go_on(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.plan["experiments"]["two"]["arguments"]["fail_at"] = 1e-4
+    assert bench.run() == 1
+    two = bench.summary()["experiments"]["two"]
+    failed = two["failed"]["learning_rate=0.0001"]
+    assert (failed["returncode"], failed["tail"]) == (3, ["step 3: loss is nan"])
+    assert "step 3: loss is nan" in capsys.readouterr().out
+    assert two["grid"]["learning_rate=0.0001"] is None and two["finished_seeds"] == [42, 43, 44]
+    monkeypatch.setenv("FAKE_HEALED", "1")
+    assert bench.run() == 0
+    assert bench.summary()["experiments"]["two"]["failed"] == {}
+    assert bench.starts()["two/learning_rate=0.0001"] == 2
+
+
+def test_a_late_winner_of_the_grid_does_not_replace_final_runs(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.plan["arguments"]["fail_at"] = 1e-5  # the best point fails once, and has its score only afterwards
+    assert bench.run() == 1
+    record = bench.record("one/seed=42")
+    monkeypatch.setenv("FAKE_HEALED", "1")
+    assert bench.run() == 1
+    one = bench.summary()["experiments"]["one"]
+    assert one["selected"]["trial"] == "learning_rate=1e-05" and "test" not in one
+    assert one["failed"]["seed=42"]["status"] == "refused" and bench.record("one/seed=42") == record
+
+
+def test_a_score_that_is_not_finite_is_never_chosen(bench: Any) -> None:
+    bench.plan["arguments"]["nan_at"] = 1e-5
+    bench.run()
+    assert bench.summary()["experiments"]["one"]["selected"]["trial"] == "learning_rate=3e-05"
+    assert math.isnan(bench.record("one/learning_rate=1e-05")["dev"]["best"])
+
+
+def test_changed_arguments_are_refused_before_anything_runs(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.run()
+    record, calls = bench.record("two/learning_rate=1e-05"), bench.calls()
+    bench.plan["experiments"]["two"]["arguments"]["dropout"] = 0.3
+    assert bench.run() == 2
+    error = capsys.readouterr().err
+    assert "dropout: '0.2' there, '0.3' now" in error and "Nothing was overwritten" in error
+    assert bench.record("two/learning_rate=1e-05") == record and bench.calls() == calls
+
+
+def test_the_records_alone_tell_that_a_trial_is_finished(bench: Any) -> None:
+    bench.run()
+    (bench.folder / "runs").rename(bench.folder / "elsewhere")
+    calls = bench.calls()
+    assert bench.run() == 0 and bench.calls() == calls
+
+
+@pytest.mark.parametrize("name", ["model.bin", ".notes"])
+def test_a_foreign_folder_is_left_alone(bench: Any, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (bench.folder / "runs/one/learning_rate=1e-05").mkdir(parents=True)
+    (bench.folder / "runs/one/learning_rate=1e-05" / name).write_text("mine")
+    assert bench.run() == 2 and not bench.calls()
+    assert "no trial.json" in capsys.readouterr().err
+
+
+def test_a_folder_in_which_a_trial_is_just_being_noted_is_no_foreign_one(bench: Any) -> None:
+    (bench.folder / "runs/one/learning_rate=1e-05").mkdir(parents=True)
+    (bench.folder / "runs/one/learning_rate=1e-05/.trial.json.123").write_text("{")
+    assert bench.run() == 0
+
+
+def test_a_changed_config_file_counts_as_changed_arguments(bench: Any) -> None:
+    config = bench.folder / "preset.yaml"
+    config.write_text("method: simcse\n")
+    bench.plan["arguments"]["config"] = str(config)
+    assert bench.run() == 0
+    config.write_text("method: informin\n")
+    assert bench.run() == 2
+
+
+def test_listed_trials_and_commands(bench: Any) -> None:
+    code = (
+        "import json, sys; json.dump({'backbone': 'mini', 'test': {'tasks': {}, 'avg': 40.0}}, open(sys.argv[1], 'w'))"
+    )
+    bench.plan["arguments"]["learning_rate"] = 1e-5
+    bench.plan["experiments"] = {
+        "one": {"trials": {"reference": {}, "weight-4": {"weight": 4}}},
+        "untrained": {"command": ["-c", code, "{output_dir}/results.json"]},
+    }
+    assert bench.run() == 0
+    experiments = bench.summary()["experiments"]
+    assert experiments["one"]["trials"] == {"reference": 79.9, "weight-4": 79.9}
+    assert experiments["untrained"]["test"] == {"Avg": {"mean": 40.0, "std": None, "n": 1}}
+    assert bench.record("one/weight-4")["arguments"]["do_predict"] == "False"
+
+
+def test_a_trial_of_other_arguments_has_no_score_in_the_summary(bench: Any) -> None:
+    bench.plan["arguments"]["learning_rate"] = 1e-5
+    bench.plan["experiments"] = {"one": {"trials": {"reference": {}, "weight-4": {"weight": 4}}}}
+    assert bench.run() == 0
+    bench.plan["experiments"]["one"]["trials"]["weight-4"] = {"weight": 5}  # as another process may have it
+    records = Records(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
+    summary = summarise(records)["experiments"]["one"]
+    assert summary["trials"] == {"reference": 79.9, "weight-4": None}
+    assert summary["failed"]["weight-4"]["status"] == "refused"
+
+
+def test_dry_run_prints_the_matrix_and_starts_nothing(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.plan |= {"seconds_per_step": 30, "seconds_per_trial": 60}
+    assert bench.run("--dry_run") == 0
+    # a grid trial: 2 steps of 30 s and a minute; a final: 3 steps of 30 s and a minute
+    assert f"12 trials, 0 finished, {6 * 2 + 6 * 2.5:.0f} minutes to go" in capsys.readouterr().out
+    assert not bench.calls() and not (bench.folder / "runs").exists()
+
+
+def test_a_plan_over_its_minutes_is_refused(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.plan |= {"seconds_per_step": 30, "max_minutes": 5}
+    assert bench.run() == 2 and not bench.calls()
+    assert "exceed max_minutes 5" in capsys.readouterr().err
+    assert bench.run("--max_minutes", "60") == 0
+
+
+def test_estimates_follow_what_was_measured(bench: Any) -> None:
+    bench.plan["seconds_per_step"] = 30
+    bench.plan["experiments"]["two"]["arguments"]["per_device_train_batch_size"] = 128
+    plan = Plan.from_dict(bench.plan)
+    clock, (one, *_), final = Clock(plan), plan.trials(), plan.trials()[3]
+    two = plan.experiments["two"].first_trials()[0]
+    assert clock.seconds(one) == 60 and clock.seconds(two) == 60
+    clock.add(one, {"train": 4.0, "total": 9.0})  # 15 times faster than the plan said; 5 s besides, for grid trials
+    assert clock.seconds(one) == pytest.approx(9) and clock.seconds(final) == pytest.approx(6)
+    assert clock.seconds(two) == pytest.approx(5 + 4)
+
+
+def test_steps_come_from_the_lines_of_the_training_file(bench: Any) -> None:
+    text = bench.folder / "text.txt"
+    text.write_text("a sentence\n" * 129 + "\n")
+    bench.plan["arguments"] |= {"max_steps": None, "train_file": str(text), "num_train_epochs": 2}
+    bench.plan["grid_steps"] = None
+    assert Plan.from_dict(bench.plan).trials()[0].steps == math.ceil(129 / 64 * 2)
+
+
+def test_direct_form(bench: Any) -> None:
+    argv = ["--script", str(bench.folder / "fake.py"), "--output_dir", str(bench.folder / "direct"), "--results_dir"]
+    argv += [str(bench.results), "--name", "small", "--seeds", "42", "43", "--grid", "learning_rate=3e-5,1e-5"]
+    argv += ["--grid_steps", "1", "--", "--backbone", "mini", "--calls", str(bench.calls_file), "--max_steps=2"]
+    subprocess.run(
+        [sys.executable, "-m", "experiments.run_seeds", *argv],
+        check=True,
+        capture_output=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert bench.summary()["experiments"]["small"]["selected"]["values"] == {"learning_rate": "1e-05"}
+    assert bench.record("small/seed=43")["arguments"]["max_steps"] == "2"
+
+
+def test_p_values_are_counted_in_the_resamples(bench: Any) -> None:
+    bench.run()
+    records = Records(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
+    seen: list[dict[str, list[str]]] = []
+
+    def resample(files: Any) -> Any:
+        seen.append({name: [path.stem for path in paths] for name, paths in files.items()})
+        return {"one": np.array([1.0, 2.0, 3.0]), "two": np.array([2.0, 3.0, 3.0])}
+
+    summary = summarise(records, resample)
+    assert seen == [{name: ["seed=42", "seed=43", "seed=44"] for name in ("one", "two")}]
+    assert summary["experiments"]["two"]["p_value"] == 0.5 and "p_value" not in summary["experiments"]["one"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": [42]}, "unknown 'seed'"),
+        ({"arguments": {"backbone": "${CSEKIT_NO_SUCH}"}}, "environment variable CSEKIT_NO_SUCH"),
+        ({"script": "no/such.py"}, "script must be a file"),
+        ({"baseline": "three"}, "baseline must be one of"),
+        ({"grid": {"learning_rate": 1e-4}}, "must be a list"),
+        ({"experiments": {"../up": {}}}, "becomes a folder"),
+        ({"experiments": {"one": {"grid": {"a": [1]}, "trials": {"b": {}}}}}, "one of grid, trials and command"),
+        ({"tables": {"t": {"rows": [{"trial": "one/no"}]}}}, "is no trial of this plan"),
+    ],
+)
+def test_a_wrong_plan_says_what_is_wrong(bench: Any, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Plan.from_dict(bench.plan | change)
+
+
+def test_equal_numbers_are_equal_arguments(bench: Any) -> None:
+    names = []
+    for value in (1e-4, "1e-4", "0.0001", "1.0e-4"):
+        bench.plan["grid"] = {"learning_rate": [value]}
+        names.append(Plan.from_dict(bench.plan).trials()[0])
+    assert names.count(names[0]) == 4
+    assert parse_options(["--a", "1", "2", "--b=x", "--c"]) == {"a": ["1", "2"], "b": "x", "c": True}

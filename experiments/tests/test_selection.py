@@ -1,0 +1,35 @@
+"""The table of label-free selection."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.tables.selection import agreement, selection_table
+
+
+def _write(folder: Path, name: str, dev: list[float], rank: list[float]) -> None:
+    history = [
+        {"step": i, "stsb_spearman": d, "alignment": 1 - d / 100, "uniformity": -d / 50, "effective_rank": r}
+        for i, (d, r) in enumerate(zip(dev, rank, strict=True))
+    ]
+    (folder / f"{name}.json").write_text(json.dumps({"dev": {"history": history}}))
+
+
+def test_agreement_against_hand_computed_runs(tmp_path: Path) -> None:
+    _write(tmp_path, "a", [70, 72, 71, 69], [1, 2, 3, 4])
+    _write(tmp_path, "b", [60, 61, 62, 63], [4, 3, 2, 1])
+    _write(tmp_path, "too-short", [1, 2], [1, 2])
+    found = agreement(tmp_path)
+    assert found["runs"] == 2
+    alignment, rank = found["criteria"]["alignment"], found["criteria"]["effective_rank"]
+    assert alignment["within"] == pytest.approx(1) and alignment["regret"] == 0
+    assert rank["within"] == pytest.approx((-0.4 + -1) / 2)  # ranks 2,4,3,1 against 1,2,3,4; and reversed
+    assert rank["regret"] == pytest.approx((72 - 69 + 63 - 60) / 2)
+    assert rank["across"] == pytest.approx(1) and found["last_regret"] == pytest.approx(1.5)
+    assert "| `effective_rank` | -0.70 | 1.00 | 3.00 |" in selection_table(tmp_path)
+
+
+def test_no_runs_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no run that logged"):
+        selection_table(tmp_path)

@@ -1,0 +1,175 @@
+"""Faster linear layers give what the model gives, family by family, and leave the model as it was."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AlbertConfig,
+    BertConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    ElectraConfig,
+    ModernBertConfig,
+    MPNetConfig,
+    RobertaConfig,
+)
+from transformers import AutoModel as Auto
+
+from csekit.encoding import chunks
+from csekit.encoding.chunks import evaluating
+from csekit.encoding.encoder import TextEncoder
+from csekit.encoding.fast_cpu import _fusible, _replacements, fast_inference
+from csekit.encoding.pooled import PooledBackbone
+
+SIZES = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 64, "max_position_embeddings": 40}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "bert": lambda: BertConfig(**SIZES),
+    "bert-tanh-gelu": lambda: BertConfig(**SIZES, hidden_act="gelu_new"),
+    "roberta": lambda: RobertaConfig(**SIZES),
+    "distilbert": lambda: DistilBertConfig(
+        vocab_size=60, dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=40
+    ),
+    "electra": lambda: ElectraConfig(**SIZES, embedding_size=16),
+    "albert": lambda: AlbertConfig(**SIZES, embedding_size=16),
+    "mpnet": lambda: MPNetConfig(**SIZES),
+    "deberta": lambda: DebertaV2Config(**SIZES, relative_attention=True, pos_att_type=["p2c", "c2p"]),
+    "modernbert": lambda: ModernBertConfig(**SIZES, pad_token_id=0, local_attention=4),
+}
+
+
+def build(family: str) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return PooledBackbone(Auto.from_config(FAMILIES[family]()), "mean")
+
+
+def batch() -> dict[str, torch.Tensor]:
+    ids = torch.arange(36).view(3, 12) % 50 + 5
+    mask = (torch.arange(12) < torch.tensor([[12], [7], [3]])).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def embed(model: Any) -> torch.Tensor:
+    with evaluating(model):
+        return model(**batch()).sentence_embedding.float()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_is_the_model_to_rounding_and_the_others_are_near(family: str) -> None:
+    model = build(family)
+    plain = embed(model)
+    linears = sum(type(module) is nn.Linear for module in model.modules())
+    assert len(_replacements(model, "fp32")) >= linears
+    with fast_inference(model):
+        fast = embed(model)
+    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
+    assert torch.equal(embed(model), plain)
+    for precision, least in (("bf16", 0.999), ("int8", 0.99)):
+        with fast_inference(model, precision):
+            near = embed(model)
+        assert not torch.equal(near, plain)
+        assert torch.cosine_similarity(near, plain).min() > least, precision
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_gelu_is_fused_where_it_stands_behind_one_linear_layer() -> None:
+    assert len(list(_fusible(build("bert")))) == 2
+    assert len(list(_fusible(build("distilbert")))) == 2
+    assert len(list(_fusible(build("albert")))) <= 1
+    assert not list(_fusible(build("modernbert")))  # the activation sees half of what its layer gives
+    assert not list(_fusible(build("bert-tanh-gelu")))  # written out in Python
+
+
+class Odd(nn.Module):
+    """The activation stands before the layer, not behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(4, 4), nn.GELU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.act(x))
+
+
+def test_a_gelu_elsewhere_is_left_alone() -> None:
+    shared = nn.GELU()
+    assert not list(_fusible(Odd()))
+    two = nn.Sequential(nn.Sequential(nn.Linear(4, 4), shared), nn.Sequential(nn.Linear(4, 4), shared))
+    assert not list(_fusible(two))
+    right = nn.Sequential(nn.Linear(4, 4), nn.GELU(approximate="tanh"))
+    x = torch.linspace(-1, 1, 8).view(2, 4)
+    with torch.no_grad():
+        plain = right(x)
+        with fast_inference(right):
+            torch.testing.assert_close(right(x), plain, atol=1e-6, rtol=1e-5)
+
+
+def test_new_weights_are_seen_and_an_error_leaves_nothing_behind() -> None:
+    model = build("bert")
+    with fast_inference(model):
+        before = embed(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    with pytest.raises(ZeroDivisionError), fast_inference(model):
+        assert not torch.allclose(embed(model), before, atol=1e-3)
+        raise ZeroDivisionError
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_a_forward_of_somebody_else_stays() -> None:
+    model = build("bert")
+    linear = model.backbone.encoder.layer[0].output.dense
+    plain = linear.forward
+    linear.forward = lambda x: plain(x) + 1.0
+    hooked = embed(model)
+    with fast_inference(model):
+        torch.testing.assert_close(embed(model), hooked, atol=1e-5, rtol=1e-5)
+    assert "forward" in linear.__dict__
+
+
+def test_hooks_still_run() -> None:
+    model, seen = build("bert"), []
+    model.backbone.encoder.layer[0].output.dense.register_forward_hook(lambda *_: seen.append(1))
+    with fast_inference(model):
+        embed(model)
+    assert seen == [1]
+
+
+def test_the_encoder_takes_the_fast_way_for_many_tokens(monkeypatch: Any, tiny_bert: Any, tiny_tokenizer: Any) -> None:
+    encoder = TextEncoder(PooledBackbone(tiny_bert, "mean"), tiny_tokenizer)
+    texts = ["the man plays", "a dog runs fast", "cat"]
+    plain = encoder.encode(texts)
+    entered: list[str] = []
+
+    def remember(model: Any, precision: str) -> Any:
+        entered.append(precision)
+        return fast_inference(model, precision)
+
+    monkeypatch.setattr(chunks, "fast_inference", remember)
+    encoder.encode(texts)
+    assert not entered
+    monkeypatch.setattr(chunks, "FEW_TOKENS", 0)
+    np.testing.assert_allclose(encoder.encode(texts), plain, atol=1e-5)
+    encoder.precision = "int8"
+    rough = encoder.encode(texts)
+    assert entered == ["fp32", "int8"] and 0 < abs(rough - plain).max() < 0.2
+    assert encoder.describe()["precision"] == "int8"
+
+
+def test_bad_precision() -> None:
+    with (
+        pytest.raises(ValueError, match="precision must be one of 'fp32', 'bf16', 'int8', got 'fp8'"),
+        fast_inference(nn.Linear(2, 2), "fp8"),
+    ):
+        pass
+    with (
+        pytest.raises(ValueError, match="'int8' is for CPU only, the model is on meta"),
+        fast_inference(nn.Linear(2, 2, device="meta"), "int8"),
+    ):
+        pass

@@ -1,0 +1,293 @@
+"""A file of texts to a file of embeddings: every format, kills at any place, shards, and what is refused."""
+
+import gzip
+import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from csekit.cli import main
+from csekit.encoding import encode_file, load_encoder, merge_shards
+from csekit.encoding import stores as embedding_files
+from csekit.encoding.encoder import TextEncoder
+from csekit.encoding.files import parse_shard, text_column
+
+WORDS = ["the", "man", "dog", "cat", "plays", "runs", "red", "ball", "house", "tree"]
+TEXTS = [" ".join(WORDS[(i * k) % 10] for k in range(1, 2 + i % 7)) for i in range(50)]
+TEXTS[7] = ""
+
+
+@pytest.fixture
+def encoder(tiny_folder: Path) -> TextEncoder:
+    return load_encoder(tiny_folder, pooling="mean", device="cpu")
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    return path
+
+
+def close(a: Any, b: Any, atol: float = 1e-6) -> None:
+    np.testing.assert_allclose(a, b, atol=atol, rtol=0)
+
+
+def from_parquet(folder: Path) -> np.ndarray:
+    table = pq.read_table(folder).sort_by("row")
+    assert table["row"].to_pylist() == list(range(len(TEXTS))) and table["text"].to_pylist() == TEXTS
+    return np.array(table["embedding"].to_pylist())
+
+
+def write(path: Path, kind: str) -> dict[str, Any]:
+    """The texts as a file of that kind, and what has to be said to encode it."""
+    if kind == "parquet":
+        pq.write_table(pa.table({"id": list(range(50)), "s": TEXTS}), path, row_group_size=8)
+        return {}
+    rows = [json.dumps({"id": i, "s": text, "t": "x"}) for i, text in enumerate(TEXTS)]
+    content = {
+        "jsonl": "\n".join(rows),
+        "json": "[" + ",".join(rows) + "]",
+        "tsv": "s\tt\n" + "\n".join(f"{text}\tx" for text in TEXTS),
+        "csv": "id,s\n" + "\n".join(f'{i},"{text}"' for i, text in enumerate(TEXTS)),
+        "txt": "\ufeff" + "\r\n".join(TEXTS) + "\r\n",
+    }[kind]
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    with opener(path, "wb") as file:
+        file.write(content.encode())
+    return {"column": "s"} if kind in ("jsonl", "json", "tsv") else {}
+
+
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.txt.gz", "a.csv", "a.tsv.xz", "a.json", "a.jsonl", "a.jsonl.gz", "a.parquet"]
+)
+def test_every_kind_of_file_gives_a_row_a_row(encoder: TextEncoder, tmp_path: Path, name: str) -> None:
+    more = write(tmp_path / name, name.split(".")[1])
+    record = encode_file(encoder, tmp_path / name, tmp_path / "out.npy", chunk_rows=13, progress=False, **more)
+    found = np.load(tmp_path / "out.npy", mmap_mode="r")
+    assert found.shape == (50, 32) and found.dtype == np.float32
+    close(found, encoder.encode(TEXTS))
+    assert record["complete"] and record["done"] == 50 and str(tmp_path) not in json.dumps(record)
+    assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.npy", "out.npy.json"]
+
+
+def test_parquet_out(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
+    encode_file(encoder, lines, tmp_path / "out.parquet", chunk_rows=20, dtype="float16", progress=False)
+    assert len(list((tmp_path / "out.parquet").glob("rows-*.parquet"))) == 3
+    found = from_parquet(tmp_path / "out.parquet")
+    assert pq.read_schema(tmp_path / "out.parquet" / "rows-000000000000.parquet").field("embedding").type == pa.list_(
+        pa.float16(), 32
+    )
+    close(found, encoder.encode(TEXTS), atol=2e-3)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("suffix", ["npy", "parquet"])
+def test_killed_anywhere_it_goes_on_and_ends_with_the_same_bytes(
+    encoder: TextEncoder, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """Every write to disk is a place to be killed at, behind it and in front of it."""
+    whole, broken = tmp_path / f"whole.{suffix}", tmp_path / f"broken.{suffix}"
+    encode_file(encoder, lines, whole, chunk_rows=20, progress=False)
+    write_record, replace = embedding_files.write_record, os.replace
+    steps: Iterator[int] = iter(())
+
+    def killable(real: Any) -> Any:
+        def act(*arguments: Any, **kwargs: Any) -> None:
+            if next(steps, None) == 0:
+                raise Killed
+            real(*arguments, **kwargs)
+            if next(steps, None) == 0:
+                raise Killed
+
+        return act
+
+    monkeypatch.setattr("csekit.encoding.files.write_record", killable(write_record))
+    monkeypatch.setattr("csekit.encoding.stores.os.replace", killable(replace))
+    kills = 0
+    for place in range(30):
+        steps = iter([1] * place + [0])
+        try:
+            encode_file(encoder, lines, broken, chunk_rows=20, progress=False)
+        except Killed:
+            kills += 1
+            assert suffix == "parquet" or not broken.exists() or np.array_equal(np.load(broken), np.load(whole))
+    assert kills >= 3
+    if suffix == "npy":
+        assert broken.read_bytes() == whole.read_bytes()
+        assert not broken.with_name("broken.npy.partial").exists()
+    else:
+        assert sorted(p.name for p in broken.iterdir()) == sorted(p.name for p in whole.iterdir())
+        assert np.array_equal(from_parquet(broken), from_parquet(whole))
+
+
+def test_a_killed_process_goes_on_where_it_was(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
+    """SIGKILL in the middle of a chunk: nothing done before is done again."""
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "from csekit.encoding import encode_file, load_encoder\n"
+        "encoder = load_encoder(sys.argv[1], pooling='mean', device='cpu')\n"
+        "rows = 0\n"
+        "def count(module, arguments, kwargs):\n"
+        "    global rows\n"
+        "    rows += len(kwargs['input_ids'])\n"
+        "    if rows > 25:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "encoder.model.backbone.register_forward_pre_hook(count, with_kwargs=True)\n"
+        "encode_file(encoder, sys.argv[2], sys.argv[3], chunk_rows=10, progress=False)\n"
+    )
+    out = tmp_path / "out.npy"
+    done = subprocess.run([sys.executable, str(script), str(tiny_folder), str(lines), str(out)], capture_output=True)
+    assert done.returncode == -signal.SIGKILL and not out.exists()
+    safe = json.loads((tmp_path / "out.npy.json").read_text())["done"]
+    assert 10 <= safe < 50
+    encoder, seen = load_encoder(tiny_folder, pooling="mean", device="cpu"), []
+    encoder.model.backbone.register_forward_pre_hook(
+        lambda module, arguments, kwargs: seen.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    encode_file(encoder, lines, out, chunk_rows=10, progress=False)
+    assert sum(seen) <= 50 - safe
+    close(np.load(out), encoder.encode(TEXTS))
+    seen.clear()
+    assert encode_file(encoder, lines, out, chunk_rows=10, progress=False)["complete"] and not seen
+
+
+@pytest.mark.parametrize("suffix", ["npy", "parquet"])
+def test_shards_make_the_whole(encoder: TextEncoder, lines: Path, tmp_path: Path, suffix: str) -> None:
+    out, whole = tmp_path / f"out.{suffix}", tmp_path / "whole.npy"
+    encode_file(encoder, lines, whole, progress=False)
+    with pytest.raises(FileNotFoundError, match=r"no shard of it is there"):
+        merge_shards(out)
+    for i in (3, 1):
+        encode_file(encoder, lines, out, shard=f"{i}/3", chunk_rows=6, progress=False)
+    with pytest.raises(FileNotFoundError, match="shard 2/3 is missing"):
+        merge_shards(out)
+    with pytest.raises(ValueError, match=r"output.chunk_rows is 6, in shard 1 6|dtype is 'float16', in shard 1"):
+        encode_file(encoder, lines, out, shard="2/3", chunk_rows=6, dtype="float16", progress=False)
+        merge_shards(out)
+    encode_file(encoder, lines, out, shard="2/3", chunk_rows=6, progress=False, overwrite=True)
+    record = next(tmp_path.glob("**/*2-of-3*.json"))
+    good = record.read_text()
+    record.write_text(json.dumps({**json.loads(good), "complete": False, "done": 6}))
+    with pytest.raises(ValueError, match=r"not complete, 6 of 17 rows"):
+        merge_shards(out)
+    record.write_text(good)
+    merge_shards(out)
+    close(np.load(out) if suffix == "npy" else from_parquet(out), np.load(whole))
+    assert not list(tmp_path.glob("**/*-of-*"))
+    seen = encode_file(encoder, lines, out, chunk_rows=6, progress=False)  # the whole is known as such
+    assert seen["done"] == 50 and seen["complete"]
+
+
+def test_a_parquet_row_that_is_missing_is_seen(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    for i in (1, 2):
+        encode_file(encoder, lines, out, shard=f"{i}/2", chunk_rows=10, progress=False)
+    (out / "rows-000000000010.parquet").unlink()
+    with pytest.raises(ValueError, match=r"row 10 is missing, rows-000000000020.parquet begins with 20"):
+        merge_shards(out)
+
+
+def test_another_input_or_other_settings_are_refused(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.npy"
+    encode_file(encoder, lines, out, progress=False)
+    with pytest.raises(ValueError, match=r"output.dtype was 'float32' there and is 'float16' now"):
+        encode_file(encoder, lines, out, dtype="float16", progress=False)
+    encoder.precision = "bf16"
+    with pytest.raises(ValueError, match=r"encoder.precision was 'float32' there and is 'bf16' now"):
+        encode_file(encoder, lines, out, progress=False)
+    encoder.precision = "fp32"
+    parameter = next(encoder.model.parameters()).data
+    original = parameter.clone()
+    parameter += 1
+    with pytest.raises(ValueError, match=r"encoder.weights was"):
+        encode_file(encoder, lines, out, progress=False)
+    parameter.copy_(original)
+    lines.write_text("another\n" * 50)
+    with pytest.raises(ValueError, match=r"input.sha256 was"):
+        encode_file(encoder, lines, out, progress=False)
+    before = np.load(out)
+    encode_file(encoder, lines, out, progress=False, overwrite=True)
+    assert not np.allclose(np.load(out), before)
+    (tmp_path / "foreign.npy").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"foreign.npy: exists, and not of this command"):
+        encode_file(encoder, lines, tmp_path / "foreign.npy", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        ('{"s": "a"}\n{"s": 3}', {"column": "s"}, r"line 2: column 's' holds 3 \(int\), not text"),
+        ('{"s": "a"}\n{"s": null}', {"column": "s"}, r"line 2: column 's' holds nothing \(null\)"),
+        ('{"s": "a"}\n{"s": "\\ud800"}', {}, r"line 2: column 's' holds '\\ud800' \(str\), not text"),
+        ('{"s": "a", "t": "b"}', {}, "2 columns hold text, name one; the columns are s, t"),
+        ('{"s": "a"}', {"column": "x"}, "no column 'x'; the columns are s"),
+        ('{"s": "a"}', {"shard": "1/2"}, "1 rows cannot make 2 parts"),
+        ('{"s": "a"}', {"shard": "0/2"}, "shard must be i/n with 1 <= i <= n, such as 2/8, got '0/2'"),
+        ('{"s": "a"}', {"dtype": "int8"}, "dtype must be one of 'float32', 'float16', got 'int8'"),
+        ('{"s": "a"}', {"chunk_rows": 0}, "chunk_rows must be at least 1, got 0"),
+        ('{"s": "a"}', {"output": "out.bin"}, "output must end in .npy or .parquet, got 'out.bin'"),
+    ],
+)
+def test_bad_input_is_named_before_any_work(
+    encoder: TextEncoder, tmp_path: Path, content: str, arguments: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    given = {"output": "out.npy", "progress": False, **arguments}
+    given["output"] = tmp_path / given["output"]
+    with pytest.raises(ValueError, match=message):
+        encode_file(encoder, tmp_path / "a.jsonl", **given)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_names() -> None:
+    assert parse_shard("2/8") == (2, 8)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        text_column(Path("nowhere.txt"))
+
+
+def test_two_workers_keep_the_order(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
+    encoder = load_encoder(tiny_folder, pooling="cls", device="cpu")
+    plain = encoder.encode(TEXTS)
+    encode_file(encoder, lines, tmp_path / "out.npy", chunk_rows=7, num_workers=2, progress=False)
+    close(np.load(tmp_path / "out.npy"), plain)
+    with pytest.raises(ValueError, match=r"num_workers must be at least 1, got 0"):
+        encoder.encode(TEXTS, num_workers=0)
+
+
+def test_the_command(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
+    def run(*arguments: Any) -> Any:
+        return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+    out = tmp_path / "out.npy"
+    common = ("--model", tiny_folder, "-o", out, "--device", "cpu")
+    for i in (1, 2):
+        found = run("encode", lines, *common, "--pooling", "mean", "--shard", f"{i}/2")
+        assert found.exit_code == 0 and f"shard {i}/2, 25 rows" in found.output, found.output
+    assert "sentences/s" in found.output and "25/25" in found.output
+    found = run("merge", out)
+    assert found.exit_code == 0 and "2 shards, 50 rows" in found.output, found.output
+    close(np.load(out), load_encoder(tiny_folder, pooling="mean", device="cpu").encode(TEXTS))
+    for arguments, message in (
+        (("encode", lines, *common), "pooling must be one of"),
+        (("encode", lines, *common, "--engine", "x"), "--engine must be local or ray"),
+        (("encode", lines, *common, "--engine", "ray", "--shard", "1/2"), "--shard and --dtype are not for"),
+        (("merge", tmp_path / "none.npy"), "no shard of it is there"),
+    ):
+        found = run(*arguments)
+        assert found.exit_code == 2 and message in found.output and found.output.count("\n") == 1, found.output

@@ -1,0 +1,154 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from csekit.encoding.load import load_encoder
+from csekit.modeling.configuration_cse import POOLINGS
+
+TEXTS = ["the man plays guitar .", "a dog runs", "cat"]
+
+
+def sentence_transformer(folder: Path, pooling: dict[str, Any], extra: list[str] | None = None) -> None:
+    kinds = ["Transformer", "Pooling", *(extra or [])]
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))
+
+
+@pytest.mark.parametrize("pooling", [None, "max", "pooler"])
+def test_plain_folder_needs_a_pooler_and_never_guesses(tiny_folder: Path, pooling: str | None) -> None:
+    with pytest.raises(ValueError, match=f"pooling must be one of 'cls', 'mean', .* 'tiny-bert', got {pooling!r}"):
+        load_encoder(tiny_folder, pooling=pooling)
+
+
+@pytest.mark.parametrize("pooling", [name for name in POOLINGS if name != "mask"])
+def test_plain_folder_with_each_pooler(tiny_folder: Path, tiny_bert: Any, tiny_tokenizer: Any, pooling: str) -> None:
+    found = load_encoder(tiny_folder, pooling=pooling, device="cpu").encode(TEXTS)
+    batch = tiny_tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = tiny_bert.eval()(**batch, output_hidden_states=True).hidden_states
+    mask = batch["attention_mask"][..., None]
+    layers = {
+        "mean": states[-1],
+        "first_last_mean": (states[1] + states[-1]) / 2,
+        "top2_mean": (states[-2] + states[-1]) / 2,
+    }
+    wanted = states[-1][:, 0] if pooling == "cls" else (layers[pooling] * mask).sum(1) / mask.sum(1)
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-6)
+
+
+def test_mask_pooling_and_template_go_together(tiny_folder: Path) -> None:
+    with pytest.raises(ValueError, match="go together"):
+        load_encoder(tiny_folder, pooling="mask")
+    with pytest.raises(ValueError, match="go together"):
+        load_encoder(tiny_folder, pooling="cls", prompt_template="{sentence} is {mask} .")
+    encoder = load_encoder(tiny_folder, pooling="mask", prompt_template="{sentence} is {mask} .", device="cpu")
+    assert encoder.encode(TEXTS).shape == (3, 32)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "name"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "lasttoken"),
+        ({"pooling_mode": "cls"}, "cls"),
+    ],
+)
+def test_sentence_transformer_pooler_is_read(tiny_folder: Path, pooling: dict[str, Any], name: str) -> None:
+    sentence_transformer(tiny_folder, pooling)
+    encoder = load_encoder(tiny_folder, device="cpu")
+    assert encoder.pooling == name
+    st = pytest.importorskip("sentence_transformers").SentenceTransformer(str(tiny_folder), device="cpu")
+    np.testing.assert_allclose(encoder.encode(TEXTS), st.encode(TEXTS), atol=1e-6)
+
+
+def test_sentence_transformer_with_dense_and_normalize(tiny_folder: Path) -> None:
+    sentence_transformer(tiny_folder, {"pooling_mode_mean_tokens": True}, ["Dense", "Normalize"])
+    dense = tiny_folder / "2_Dense"
+    dense.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(16, 32, generator=generator), torch.randn(16, generator=generator)
+    save_file({"linear.weight": weight, "linear.bias": bias}, dense / "model.safetensors")
+    config = {"in_features": 32, "out_features": 16, "bias": True}
+    (dense / "config.json").write_text(
+        json.dumps({**config, "activation_function": "torch.nn.modules.activation.Tanh"})
+    )
+    found = load_encoder(tiny_folder, device="cpu").encode(TEXTS)
+    plain = load_encoder(_plain_copy(tiny_folder), pooling="mean", device="cpu").encode(TEXTS)
+    wanted = np.tanh(plain @ weight.numpy().T + bias.numpy())
+    np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted, axis=1, keepdims=True), atol=1e-5)
+
+
+def _plain_copy(folder: Path) -> Path:
+    import shutil
+
+    copy = folder.parent / "plain"
+    shutil.copytree(folder, copy)
+    (copy / "modules.json").unlink()
+    return copy
+
+
+def test_sentence_transformer_pooler_cannot_be_contradicted(tiny_folder: Path) -> None:
+    sentence_transformer(tiny_folder, {"pooling_mode_mean_tokens": True})
+    with pytest.raises(ValueError, match=r"pooling must be left out or 'mean'.*got 'cls'"):
+        load_encoder(tiny_folder, pooling="cls")
+
+
+def test_unusual_pooler_goes_through_sentence_transformers(tiny_folder: Path, monkeypatch: Any) -> None:
+    sentence_transformer(tiny_folder, {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False})
+    with monkeypatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "sentence_transformers", None)
+        with pytest.raises(ImportError, match=r"pooling 'max' need sentence-transformers: pip install 'csekit\[st\]'"):
+            load_encoder(tiny_folder)
+    pytest.importorskip("sentence_transformers")
+    encoder = load_encoder(tiny_folder, device="cpu")
+    assert encoder.encode([*TEXTS, TEXTS[0]]).shape == (4, 32) and encoder.truncated == 0
+
+
+def test_lower_case_setting_is_followed(tiny_folder: Path) -> None:
+    sentence_transformer(tiny_folder, {"pooling_mode_mean_tokens": True})
+    (tiny_folder / "sentence_bert_config.json").write_text('{"max_seq_length": 5, "do_lower_case": true}')
+    encoder = load_encoder(tiny_folder, device="cpu")
+    assert encoder.lowercase and encoder.max_length == 5
+
+
+def test_missing_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        load_encoder(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"neither config\.json nor modules\.json"):
+        load_encoder(tmp_path)
+
+
+def test_name_the_hub_does_not_give(monkeypatch: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> str:
+        raise OSError("offline")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(FileNotFoundError, match="'some/model' is no folder, and the Hub did not give it: offline"):
+        load_encoder("some/model")
+
+
+def test_training_checkpoint(tmp_path: Path, tiny_folder: Path, tiny_tokenizer: Any) -> None:
+    """A csekit checkpoint, alone and as ``training/`` of a run: pooling comes from its config."""
+    from csekit.modeling import CSEModel
+
+    run = tmp_path / "run"
+    CSEModel.from_backbone(str(tiny_folder), pooling="mean").save_pretrained(run / "training")
+    tiny_tokenizer.save_pretrained(run / "training")
+    wanted = load_encoder(tiny_folder, pooling="mean", device="cpu").encode(TEXTS)
+    for folder in (run, run / "training"):
+        encoder = load_encoder(folder, device="cpu")
+        assert encoder.pooling == "mean" and encoder.name == "run/training"
+        np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-6)
+    with pytest.raises(ValueError, match="pooling must be left out or 'mean'"):
+        load_encoder(run, pooling="cls")

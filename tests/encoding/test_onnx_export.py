@@ -1,0 +1,271 @@
+"""ONNX exports: the real exporter, the real onnxruntime."""
+
+import json
+import pickle
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, BertConfig, BertModel, BertTokenizer
+from typer.testing import CliRunner
+
+from csekit.cli import main
+from csekit.encoding import ONNXEncoder, load_encoder, onnx_export
+from csekit.encoding.onnx_export import EncoderGraph, check_batches, export_onnx, largest_difference
+from csekit.evaluation import sts_data
+from csekit.modeling import SimCSEModel
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra 'onnx'")
+pytest.importorskip("onnxscript", reason="needs the extra 'onnx'")
+
+TEXTS = ["the man plays guitar .", "a dog runs", "cat", "a fast red ball is in the house on the tree . " * 4]
+TEMPLATE = "{sentence} is {mask} ."
+
+
+def run(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], env={"CSEKIT_DATA": None})
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of one layer."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(" ".join(TEXTS).split()))]
+    tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(words)}, model_max_length=32)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=len(words), max_position_embeddings=32, initializer_range=0.3, **sizes)
+    folder = tmp_path_factory.mktemp("onnx") / "tiny"
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(backbone: Path) -> Path:
+    """A training checkpoint whose projector is kept."""
+    torch.manual_seed(1)
+    model = SimCSEModel.from_backbone(backbone, projector="tanh", projector_at_inference=True)
+    model.save_pretrained(backbone.parent / "run/training")
+    BertTokenizer.from_pretrained(backbone).save_pretrained(backbone.parent / "run/training")
+    return backbone.parent / "run"
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path) -> tuple[Path, str]:
+    """The folder of a pooled export with int8, scored on a small dev set, and what the command said."""
+    out, dev = checkpoint.parent / "exported", checkpoint.parent / "data/STS/STSBenchmark/sts-dev.csv"
+    dev.parent.mkdir(parents=True)
+    pairs = enumerate(combinations(TEXTS, 2))
+    dev.write_text("".join(f"main\tMSRvid\t2012\t{i}\t{i % 5}\t{one}\t{two}\n" for i, (one, two) in pairs))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sts_data, "COUNTS", {**sts_data.COUNTS, "STS-B-dev": {"dev": 6}})
+        options = ("--pooled", "--normalize", "--int8", "--data_dir", checkpoint.parent / "data")
+        found = run("export", checkpoint, "-o", out, *options)
+        assert found.exit_code == 0, found.output
+        options = ("--tasks", "STS-B-dev", "--data_dir", checkpoint.parent / "data", "--no_progress")
+        scored = run("eval", out, "--output", out.parent / "scores.json", *options)
+        assert scored.exit_code == 0, scored.output
+    return out, found.output
+
+
+def test_the_command_writes_a_checked_folder(exported: tuple[Path, str]) -> None:
+    folder, said = exported
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    wanted = {"config.json", "modules.json", "1_Pooling/config.json", "2_Dense/config.json", "tokenizer.json"}
+    assert wanted | {"onnx/model.onnx", "onnx/model_int8.onnx", "2_Dense/model.safetensors"} <= names
+    assert "model.safetensors" not in names and not list(folder.parent.glob(".exported*"))
+    record = json.loads((folder / "export.json").read_text())
+    assert record["check"]["largest_difference"] <= 1e-4 and record["int8"]["least_cosine"] > 0.9
+    assert [1, 32] in record["check"]["batches"] and [1, 3] in record["check"]["batches"]
+    assert record["pooled"] and record["normalize"] and record["pooling"] == "cls" and record["max_length"] == 32
+    assert "largest difference to torch" in said and "int8: least cosine" in said
+    scores = record["stsb"]["spearman"]
+    assert scores.keys() == {"torch", "model", "model_int8"} and record["stsb"]["pairs"] == 6
+    assert scores["model"] == pytest.approx(scores["torch"]) and f"model {scores['model']:.2f} (+0.00)" in said
+
+
+def test_eval_scores_an_export(exported: tuple[Path, str]) -> None:
+    folder, _ = exported
+    results, record = (
+        json.loads(path.read_text()) for path in (folder.parent / "scores.json", folder / "export.json")
+    )
+    (tasks,) = [section["tasks"] for section in results.values() if isinstance(section, dict) and "tasks" in section]
+    assert tasks["STS-B-dev"]["all"] == pytest.approx(record["stsb"]["spearman"]["model"])
+    assert results["run"]["weights"] == {"model.onnx": record["files"]["onnx/model.onnx"]["sha256"]}
+    assert results["run"]["encoder"]["class"] == "ONNXModel"
+
+
+def test_the_record_names_no_machine(exported: tuple[Path, str]) -> None:
+    folder, _ = exported
+    assert str(folder.parent) not in (folder / "export.json").read_text()
+
+
+def test_plain_onnxruntime_and_tokenizers_give_the_encoder_s_embeddings(
+    exported: tuple[Path, str], checkpoint: Path
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(exported[0] / "tokenizer.json"))
+    session = onnxruntime.InferenceSession(exported[0] / "onnx/model.onnx")
+    assert [value.name for value in session.get_outputs()] == ["sentence_embedding", "last_hidden_state"]
+    model = AutoModel.from_pretrained(checkpoint / "training")
+    for texts in ([TEXTS[2]], TEXTS[:3], TEXTS[:3] * 7):
+        tokenizer.enable_padding()
+        encoded = tokenizer.encode_batch(texts)
+        inputs = {"input_ids": np.array([e.ids for e in encoded])}
+        inputs["attention_mask"] = np.array([e.attention_mask for e in encoded])
+        with torch.no_grad():
+            h = model(**{name: torch.from_numpy(value) for name, value in inputs.items()}).sentence_embedding.numpy()
+        found = session.run(["sentence_embedding"], inputs)[0]
+        np.testing.assert_allclose(found, h / np.linalg.norm(h, axis=1, keepdims=True), atol=1e-5)
+
+
+def test_an_export_is_an_encoder(exported: tuple[Path, str], checkpoint: Path) -> None:
+    encoder = load_encoder(exported[0])
+    wanted = load_encoder(checkpoint, device="cpu").encode(TEXTS)
+    assert isinstance(encoder, ONNXEncoder)
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-5)
+    assert encoder.truncated == 1  # the long one
+    described = encoder.describe()
+    assert described["pooling"] == "cls" and described["name"] == "exported" and described["file"] == "onnx/model.onnx"
+    rounded = load_encoder(exported[0] / "onnx/model_int8.onnx").encode(TEXTS)
+    assert (rounded * wanted).sum(1).min() > 0.95 and not np.allclose(rounded, wanted, atol=1e-5)
+    elsewhere = pickle.loads(pickle.dumps(encoder))  # as for another process
+    np.testing.assert_array_equal(elsewhere.encode(TEXTS), encoder.encode(TEXTS))
+    with pytest.raises(ValueError, match="max_length must be at most 32 for this graph, got 33"):
+        load_encoder(exported[0], max_length=33)
+    with pytest.raises(ValueError, match="must be left out for an ONNX export"):
+        load_encoder(exported[0], pooling="mean")
+
+
+def test_token_states_of_a_template_are_pooled_outside(backbone: Path, tmp_path: Path) -> None:
+    """The mask token is not the last one: the export has our own pooling module."""
+    arguments = ("--pooling", "mask", "--prompt_template", TEMPLATE)
+    found = run("export", backbone, "-o", tmp_path / "out", *arguments)
+    assert found.exit_code == 0, found.output
+    assert (tmp_path / "out/template_pooling.py").is_file()
+    encoder = load_encoder(tmp_path / "out")
+    assert isinstance(encoder, ONNXEncoder) and encoder.model.outputs == ["last_hidden_state"]
+    wanted = load_encoder(backbone, pooling="mask", prompt_template=TEMPLATE, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "first_last_mean", "top2_mean", "mask"])
+def test_the_graph_is_the_encoder(backbone: Path, pooling: str) -> None:
+    """Every pooling in torch, before anything is exported: right padding and left."""
+    template = TEMPLATE if pooling == "mask" else None
+    encoder = load_encoder(backbone, pooling=pooling, prompt_template=template, device="cpu")
+    graph = EncoderGraph(encoder.model, pooled=True, normalize=False).eval()
+    for batch in check_batches(encoder.tokenizer, 32, template):
+        flipped = {name: value.flip(1) for name, value in batch.items()} if pooling != "mask" else batch
+        for given in (batch, flipped):
+            with torch.no_grad():
+                found, states = graph(**given)
+                wanted = encoder.model(**given).sentence_embedding
+            assert states.shape[:2] == given["input_ids"].shape
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_check_batches_reach_from_one_token_to_the_limit(backbone: Path) -> None:
+    tokenizer = BertTokenizer.from_pretrained(backbone)
+    batches = check_batches(tokenizer, 32, None)
+    assert {batch["input_ids"].shape for batch in batches} == {(1, 3), (1, 32), (2, 32), (5, 19), (33, 11)}
+    assert all(not set(batch["input_ids"][:, 1].tolist()) & {0, 1, 2, 3, 4} for batch in batches)
+    again = check_batches(tokenizer, 32, None)
+    assert all(torch.equal(one["input_ids"], two["input_ids"]) for one, two in zip(batches, again, strict=True))
+
+
+def test_a_graph_that_differs_is_refused_and_nothing_is_lost(
+    exported: tuple[Path, str], checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = exported[0]
+    batches = check_batches(BertTokenizer.from_pretrained(folder), 32, None)
+    model = load_encoder(checkpoint, device="cpu").model
+    with torch.no_grad():
+        wanted = [(model(**b).sentence_embedding, model.backbone(**b).last_hidden_state) for b in batches]
+    off = [(torch.nn.functional.normalize(e, dim=-1) + 1e-3, states) for e, states in wanted]
+    with pytest.raises(ValueError, match=r"differs from torch by 0.001 in a batch of \(1, 3\) tokens, more"):
+        largest_difference(folder / "onnx/model.onnx", batches, off)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def broken(*arguments: Any) -> None:
+        (arguments[2]).write_bytes((folder / "onnx/model_int8.onnx").read_bytes())
+
+    monkeypatch.setattr(onnx_export, "write_graph", broken)
+    found = run("export", checkpoint, "-o", folder, "--pooled", "--normalize", "--overwrite")
+    assert found.exit_code == 2 and "differs from torch by" in found.output, found.output
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert not list(folder.parent.glob(".exported*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pooling", "first_last_mean"], "pooling 'first_last_mean' reads several layers, the graph gives the last"),
+        (["--pooling", "cls", "--normalize"], "--normalize needs --pooled"),
+        (["--pooling", "cls", "--opset", "11"], "--opset must be at least 18, got 11"),
+        (["--pooling", "cls", "--dtype", "float16"], "--dtype is for --format sentence-transformers, got 'float16'"),
+        (["--pooling", "cls", "--format", "gguf"], "--format must be onnx or sentence-transformers, got 'gguf'"),
+        (["--pooling", "mean", "--format", "sentence-transformers", "--int8"], "are for --format onnx"),
+        ([], "pooling must be one of 'cls', 'mean'"),
+    ],
+)
+def test_what_cannot_be_is_one_line(backbone: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    found = run("export", backbone, "-o", tmp_path / "out", *arguments)
+    assert found.exit_code == 2 and message in found.output and found.output.count("\n") == 1, found.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_no_export_is_left_alone(backbone: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for more, message in (([], "holds files already"), (["--overwrite"], "no export.json")):
+        found = run("export", backbone, "-o", tmp_path, "--pooling", "cls", *more)
+        assert found.exit_code == 2 and message in found.output
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_missing_packages_are_named(backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+    with pytest.raises(ImportError, match=r"pip install 'csekit\[onnx\]'"):
+        export_onnx(backbone, tmp_path / "out", pooling="cls")
+
+
+def test_other_dtypes(checkpoint: Path, tmp_path: Path) -> None:
+    found = run(
+        "export", checkpoint, "-o", tmp_path / "half", "--format", "sentence-transformers", "--dtype", "float16"
+    )
+    assert found.exit_code == 0, found.output
+    wanted = load_encoder(checkpoint, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(load_encoder(tmp_path / "half", device="cpu").encode(TEXTS), wanted, atol=5e-3)
+    assert AutoModel.from_pretrained(tmp_path / "half").dtype == torch.float16
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs the extra 'st'")
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "half"), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(theirs.astype(np.float32), wanted, atol=2e-2)
+    record = json.loads((tmp_path / "half/export.json").read_text())
+    assert record["dtype"] == "float16" and "model.safetensors" in record["files"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "electra", "mpnet", "modernbert", "deberta-v2", "albert"])
+def test_families(family: str, backbone: Path, tmp_path: Path) -> None:
+    """The check is the command's own."""
+    from transformers import AutoConfig
+
+    tokenizer = BertTokenizer.from_pretrained(backbone)
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    sizes |= {"intermediate_size": 24, "vocab_size": len(tokenizer), "max_position_embeddings": 64, "pad_token_id": 0}
+    if family == "distilbert":
+        sizes |= {"dim": 16, "n_heads": 2, "n_layers": 2, "hidden_dim": 24}
+    elif family == "modernbert":
+        sizes |= dict.fromkeys(("bos_token_id", "cls_token_id"), 2) | dict.fromkeys(
+            ("eos_token_id", "sep_token_id"), 3
+        )
+    elif family in ("electra", "albert"):
+        sizes |= {"embedding_size": 8}
+    AutoModel.from_config(AutoConfig.for_model(family, **sizes)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    record = export_onnx(tmp_path / "model", tmp_path / "out", pooling="first_last_mean", pooled=True, int8=True)
+    assert record["check"]["largest_difference"] <= 1e-4

@@ -1,0 +1,86 @@
+"""Ray on a local cluster, a worker killed half-way: no row is lost or there twice."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from csekit.encoding import encode_with_ray, load_encoder
+
+ROWS = 6000
+WORDS = ["the", "man", "dog", "cat", "plays", "runs", "red", "ball", "house", "tree"]
+
+
+def actors() -> list[int]:
+    """Processes that carry the actor's name and descend from this one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"_Actor" not in (path / "cmdline").read_bytes():
+                continue
+            parent = int(path.name)
+            while parent > 1 and parent != os.getpid():
+                parent = int((Path("/proc") / str(parent) / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == os.getpid():
+                found.append(int(path.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_nothing(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="needs ray: pip install 'csekit[ray]'")
+    if not Path("/proc").is_dir():
+        pytest.skip("looks for the worker's process in /proc")
+    texts = [" ".join(WORDS[(i * k) % 10] for k in range(1, 2 + i % 9)) for i in range(ROWS)]
+    pq.write_table(pa.table({"id": np.arange(ROWS), "s": texts}), tmp_path / "in.parquet", row_group_size=500)
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    loading = {"pooling": "mean", "device": "cpu"}
+    killed: list[int] = []
+    output = tmp_path / "out.parquet"
+
+    def kill() -> None:
+        """As soon as the first rows are written; the last ones are far away then."""
+        while not killed:
+            time.sleep(0.02)
+            if list(output.glob("*.parquet")):
+                assert not (output / "_encode.json").exists()
+                for pid in actors()[:1]:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(len(list(output.glob("*.parquet"))))
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    try:
+        rows = encode_with_ray(
+            str(tiny_folder),
+            tmp_path / "in.parquet",
+            output,
+            num_workers=2,
+            batch_rows=50,
+            loading=loading,
+        )
+        assert rows == ROWS and killed and killed[0] < len(list(output.glob("*.parquet")))
+        table = pq.read_table(output).sort_by("id")
+        assert table["id"].to_pylist() == list(range(ROWS)) and table["s"].to_pylist() == texts
+        plain = load_encoder(tiny_folder, pooling="mean", device="cpu").encode(texts)
+        np.testing.assert_allclose(np.array(table["embedding"].to_pylist()), plain, atol=1e-5)
+        with pytest.raises(ValueError, match="exists; Ray does not go on"):
+            encode_with_ray(str(tiny_folder), tmp_path / "in.parquet", output, loading=loading)
+    finally:
+        ray.shutdown()
+
+
+def test_what_ray_cannot_do_is_said_first(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs ray: pip install 'csekit[ray]'")
+    with pytest.raises(ValueError, match=r"reads and writes parquet, got 'a.txt'"):
+        encode_with_ray("model", tmp_path / "a.txt", tmp_path / "out.parquet")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        encode_with_ray("model", tmp_path / "a.parquet", tmp_path / "out.parquet")

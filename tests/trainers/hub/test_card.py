@@ -1,0 +1,190 @@
+"""The model card: metadata that the Hub reads, scores, and the pooling."""
+
+import hashlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from typer.testing import CliRunner
+
+from csekit.cli import main
+from csekit.modeling.pooling import pool
+from csekit.trainers.hub.card import listed_cards, render_card, with_code_section, write_model_card
+
+CARDS = Path(__file__).parents[3] / "model_cards"
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    return {
+        "method": "informin",
+        "backbone": "bert-base-uncased",
+        "corpus": {"name": "wiki.txt", "used": 1000},
+        "config": {"pooling": "cls", "prompt_template": None, "objectives": [], "temperature": 0.05},
+        "arguments": {"learning_rate": 3e-5},
+        "seed": 42,
+        "dev": {"after": {"stsb_spearman": 80.126}},
+        "test": {
+            "tasks": {"STS12": {"all": 70.126}, "STS-B": {"all": 76.0}, "test": {"all": 50.0}},
+            "avg": 73.06,
+            "text_form": "tokenized",
+        },
+        "seconds": {"train": 12.5},
+    }
+
+
+def test_a_card_carries_scores_setting_and_base_model(results: dict[str, Any], tmp_path: Path) -> None:
+    card = ModelCard.load(write_model_card(tmp_path / "my-encoder", results, "bert-base-uncased"))
+    assert (card.data.base_model, card.data.model_name) == ("bert-base-uncased", "my-encoder")
+    assert "informin" in card.data.tags
+    scores = {entry.dataset_type: entry.metric_value for entry in card.data.eval_results}
+    assert scores == {"mteb/sts12-sts": 70.13, "mteb/stsbenchmark-sts": 76.0}  # an own set has no name on the Hub
+    for line in ("| dev: stsb_spearman | 80.13 |", "| test | 50.00 |", "| Avg of the seven | 73.06 |"):
+        assert line in card.text
+    pooled = "embeddings = model(**batch).last_hidden_state[:, 0]"
+    for line in ("- `learning_rate`: 3e-05", "- `seed`: 42", pooled, "tokenized texts", "(1,000 rows)"):
+        assert line in card.text
+    assert "prompt_template" not in card.text
+
+
+def test_a_card_without_test_sets_and_with_another_pooling(results: dict[str, Any], tmp_path: Path) -> None:
+    results |= {"test": None, "config": {"pooling": "mean"}}
+    card = ModelCard.load(write_model_card(tmp_path, results, str(tmp_path)))
+    assert card.data.base_model is None and card.data.eval_results is None
+    assert "**Pooling: mean.**" in card.text and "dev: stsb_spearman" in card.text
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "mask"])
+def test_the_snippet_for_transformers_pools_as_csekit_does(results: dict[str, Any], pooling: str) -> None:
+    template = '"{sentence}" means {mask}.' if pooling == "mask" else None
+    offset = -3 if pooling == "mask" else None
+    results["config"] |= {"pooling": pooling, "prompt_template": template, "prompt_mask_offset": offset}
+    last = render_card(results, "m").split('return_tensors="pt")\n')[1].split("```")[0]
+    states, mask = torch.randn(2, 6, 4), torch.tensor([[1] * 6, [1, 1, 1, 1, 0, 0]])
+    space = {"model": lambda **batch: SimpleNamespace(last_hidden_state=states), "batch": {"attention_mask": mask}}
+    exec(last, space)
+    torch.testing.assert_close(space["embeddings"], pool(pooling, (states,), mask, offset))
+
+
+@pytest.mark.parametrize(
+    ("template", "offset", "place"),
+    [
+        ('"{sentence}" means {mask}.', -3, 'states[range(len(states)), batch["attention_mask"].sum(1) - 3]'),
+        ('"{sentence}" means {mask}', -1, 'states[range(len(states)), batch["attention_mask"].sum(1) - 1]'),
+        ('{mask} is "{sentence}"', 1, "model(**batch).last_hidden_state[:, 1]"),
+    ],
+)
+def test_a_card_says_where_the_mask_token_is(
+    results: dict[str, Any], tmp_path: Path, template: str, offset: int, place: str
+) -> None:
+    results["config"] |= {"pooling": "mask", "prompt_template": template, "prompt_mask_offset": offset}
+    text = ModelCard.load(write_model_card(tmp_path / "m", results, "bert-base-uncased")).text
+    assert f"prompt template `{template}`" in text and f"embeddings = {place}" in text
+    asks = 'SentenceTransformer("m", trust_remote_code=True)'
+    assert (asks in text) == ("template_pooling.py" in text) == (offset != -1)
+
+
+def test_a_card_does_not_pass_off_the_state_before_a_projector(results: dict[str, Any], tmp_path: Path) -> None:
+    results["config"] |= {"projector_at_inference": True}
+    text = ModelCard.load(write_model_card(tmp_path, results, "bert-base-uncased")).text
+    assert "last_hidden_state" not in text and "in front of the projector" in text
+
+
+def test_the_card_of_the_current_folder_has_its_name(
+    results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    card = ModelCard.load(write_model_card(".", results, "bert-base-uncased"))
+    assert card.data.model_name == tmp_path.name and f"# {tmp_path.name}\n" in card.text
+
+
+def test_the_committed_cards_are_those_of_the_results_files() -> None:
+    cards = listed_cards(CARDS / "cards.yaml")
+    assert {f"{name}.md" for name in cards} == {path.name for path in CARDS.glob("*.md")}
+    for name, text in cards.items():
+        assert (CARDS / f"{name}.md").read_text(encoding="utf-8") == text, "run: csekit card model_cards/cards.yaml"
+
+
+def test_a_committed_card_names_the_sets_as_the_hub_does() -> None:
+    card = ModelCard.load(CARDS / "informin.md")
+    assert (card.data.license, card.data.language) == ("apache-2.0", ["en"])
+    found = {(entry.task_type, entry.dataset_type, entry.metric_type) for entry in card.data.eval_results}
+    assert {
+        ("sts", "mteb/stsbenchmark-sts", "cosine_spearman"),
+        ("text-classification", "senteval-mr", "accuracy"),
+        ("text-classification", "mteb/banking77", "accuracy"),
+        ("retrieval", "mteb/stsbenchmark-sts", "recall_at_10"),
+        ("clustering", "stackoverflow", "v_measure"),
+    } <= found
+    entries = [(e.task_type, e.dataset_type, e.dataset_config, e.metric_type) for e in card.data.eval_results]
+    assert len(set(entries)) == len(entries)
+
+
+@pytest.fixture
+def run(results: dict[str, Any], tmp_path: Path) -> Path:
+    """A run's folder with its results."""
+    folder = tmp_path / "my-run"
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps({**results, "name": "my-run", "format": 1}))
+    return folder
+
+
+def test_card_command(run: Path, tmp_path: Path) -> None:
+    def call(*arguments: str | Path) -> Any:
+        return CliRunner().invoke(main, ["card", *map(str, arguments)])
+
+    scores = tmp_path / "scores.json"
+    content: dict[str, Any] = {
+        "format": 1,
+        "run": {"encoder": {"pooling": "cls"}},
+        "transfer": {"tasks": {"MR": {"accuracy": 81.5}}},
+    }
+    scores.write_text(json.dumps(content))
+    more = ("--license", "mit", "--language", "de", "--base_model", "bert-base-uncased", "--dataset", "org/corpus")
+    done = call(run, "--scores", scores, *more)
+    assert done.exit_code == 0 and str(run / "README.md") in done.output, done.output
+    card = ModelCard.load(run / "README.md")
+    assert (card.data.license, card.data.language, card.data.datasets) == ("mit", ["de"], ["org/corpus"])
+    assert card.data.base_model == "bert-base-uncased" and "| MR | 81.50 |" in card.text and "(de)" in card.text
+    named = call(run / "results.json", "-o", tmp_path / "card.md", "--name", "other")
+    assert named.exit_code == 0 and "# other\n" in (tmp_path / "card.md").read_text()
+    assert "--output must name the card" in call(run / "results.json").output
+    scores.write_text(json.dumps(content | {"run": {"encoder": {"pooling": "mean"}}}))
+    wrong = call(run, "--scores", scores)
+    assert wrong.exit_code == 2 and "whose pooling is 'cls', got 'mean'" in " ".join(wrong.output.split())
+    (run / "model.safetensors").write_bytes(b"the run's")
+    ours = {"model.safetensors": hashlib.sha256(b"the run's").hexdigest()}
+    for weights, status in ((ours, 0), ({"model.safetensors": "0"}, 2)):
+        scores.write_text(json.dumps(content | {"run": content["run"] | {"weights": weights}}))
+        assert call(run, "--scores", scores).exit_code == status
+    assert "its weights are others" in " ".join(call(run, "--scores", scores).output.split())
+    assert "must be the results of a training run" in " ".join(call(scores, "-o", tmp_path / "x.md").output.split())
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ("a: {results: none.json}", "no such results file"),
+        ("a: {scores: []}", "'results' is missing"),
+        ("a: {results: x, licence: mit}", "'licence' is no field"),
+        ("- a", "must be a mapping"),
+        ("a: mit", "must be a mapping"),
+        ("a: [", "not a YAML file"),
+    ],
+)
+def test_a_listing_that_cannot_be(tmp_path: Path, entry: str, told: str) -> None:
+    (tmp_path / "cards.yaml").write_text(entry)
+    with pytest.raises((ValueError, FileNotFoundError), match=told):
+        listed_cards(tmp_path / "cards.yaml")
+
+
+def test_the_section_of_a_repository_with_code(results: dict[str, Any]) -> None:
+    card = render_card(results, "m")
+    changed = with_code_section(card, "m")
+    assert 'AutoModel.from_pretrained("m", trust_remote_code=True)' in changed
+    assert "SentenceTransformer" not in changed and changed.split("## Scores")[1] == card.split("## Scores")[1]
+    assert with_code_section("written by hand", "m") == "written by hand"

@@ -1,0 +1,1 @@
+"""Batches: collation, masked and edited copies, packed blocks."""

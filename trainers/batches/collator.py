@@ -1,0 +1,203 @@
+"""From rows of texts to a batch: tokenised once, with the copies that objectives ask for.
+
+Shape suffixes: B sentences, C columns, V views, L tokens, M masked positions.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
+from csekit.modeling.row_counts import TOKEN_COUNTS
+from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize
+from csekit.trainers.batches.editing import edited_copy
+from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, masked_copy, target_copy
+from csekit.trainers.data.augmentation import Augmentation, fitting_words
+
+
+class CSECollator:
+    """Makes batches of the items of a corpus.
+
+    Arguments:
+        tokenizer: with a padding token; padding goes to the right whatever its own side is.
+        max_seq_length: tokens, special tokens and template included. A longer sentence loses its end.
+        batch_specs: masked or edited copies to add, by objective name. Where one of them wants a further column, the
+            last text of a row is that and none of the contrastive ones.
+        seed: of masking and augmentation. With the items' ``epoch`` and ``index`` it fixes every draw.
+        prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``; never truncated, never masked.
+        pad_to_multiple_of: round the length L up.
+        augmentation: makes a positive of each single sentence: the second column of the batch.
+
+    Raises:
+        ValueError: the tokenizer lacks a padding or a wanted mask token, ``max_seq_length`` is over its limit or
+            leaves no room for a sentence, a spec or the template makes no sense.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int = 32,
+        batch_specs: Mapping[str, MaskingSpec] | None = None,
+        seed: int = 42,
+        prompt_template: str | None = None,
+        pad_to_multiple_of: int | None = None,
+        augmentation: Augmentation | None = None,
+    ) -> None:
+        if tokenizer.pad_token_id is None:
+            raise ValueError("the tokenizer has no padding token: set tokenizer.pad_token first")
+        if max_seq_length > tokenizer.model_max_length:
+            raise ValueError(
+                f"max_seq_length must be at most {tokenizer.model_max_length}, the tokenizer's model_max_length, "
+                f"got {max_seq_length}"
+            )
+        if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
+            raise ValueError(f"pad_to_multiple_of must be at least 1, got {pad_to_multiple_of}")
+        tokenize(tokenizer, ["a"], max_seq_length, prompt_template)  # refuses lengths and templates that cannot be
+        self.tokenizer, self.max_seq_length, self.prompt_template = tokenizer, max_seq_length, prompt_template
+        self.batch_specs = dict(batch_specs or {})
+        self.seed, self.pad_to_multiple_of, self.augmentation = seed, pad_to_multiple_of, augmentation
+        self.vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
+        for name, spec in self.batch_specs.items():
+            check_spec(f"batch_specs[{name!r}]", spec, self.vocabulary)
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """A batch of B rows ``{"texts": [s0, …], "index": int, "epoch": int}``, all with C texts (an augmentation adds
+        one).
+
+        Returns:
+            - ``input_ids``, ``attention_mask`` (B, C, L) int64. C = 1: the model encodes the sentence twice; 2: a
+              pair; 3: a triplet.
+            - ``token_counts`` (B, C) int64, an array, which stays on the host where tensors go to a device: how many
+              tokens are real. Copies with a mask of their own have theirs, ``<name>_token_counts``.
+            - ``index`` (B,) int64 sample indices; ``return_loss`` True.
+            - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
+              ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
+              independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). What an ``EditSpec``
+              or a ``TargetSpec`` brings, its own docstring says.
+
+        Raises:
+            ValueError: rows with different numbers of texts, or without the further column that a spec wants.
+        """
+        B, C = len(rows), len(rows[0]["texts"])
+        if any(len(row["texts"]) != C for row in rows):
+            raise ValueError(
+                f"all rows of a batch must hold {C} texts, got {sorted({len(row['texts']) for row in rows})}"
+            )
+        columns = [[row["texts"][c] for row in rows] for c in range(C)]
+        further = max((spec.further_columns for spec in self.batch_specs.values()), default=0)
+        if (C := C - further) < 1:
+            raise ValueError(f"batch_specs want {further} further column, the rows hold {C + further} text")
+        if self.augmentation is not None:
+            columns.insert(1, self._positives(rows, C))
+            C += 1
+        texts = [text for column in columns for text in column]
+        tokens = tokenize(self.tokenizer, texts, self.max_seq_length, self.prompt_template)
+        padded = pad(self.tokenizer, tokens.input_ids[: C * B], self.pad_to_multiple_of)
+        index_B = np.fromiter((row["index"] for row in rows), dtype=np.int64, count=B)
+        batch: dict[str, Any] = {
+            "input_ids": padded["input_ids"].view(C, B, -1).transpose(0, 1).contiguous(),
+            "attention_mask": padded["attention_mask"].view(C, B, -1).transpose(0, 1).contiguous(),
+            TOKEN_COUNTS: np.array([len(row) for row in tokens.input_ids[: C * B]]).reshape(C, B).T,
+            "index": torch.from_numpy(index_B),
+            "return_loss": True,
+        }
+        if self.batch_specs:
+            own = self._rows(tokens, range(C * B))
+            epoch_B = np.fromiter((row["epoch"] for row in rows), dtype=np.int64, count=B)
+            if C == 1:
+                own = tuple(np.concatenate([part, part]) for part in own)
+            after = self._rows(tokens, range(C * B, len(texts))) if further else None
+            for name, spec in self.batch_specs.items():
+                if isinstance(spec, EditSpec):
+                    named = self._edits(name, spec, own, after, index_B, epoch_B)
+                elif isinstance(spec, TargetSpec):
+                    named = self._target(name, spec, own, index_B, epoch_B)
+                else:
+                    named = self._copies(name, spec, own, index_B, epoch_B)
+                batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
+                if "attention_mask" in named:
+                    batch[f"{name}_{TOKEN_COUNTS}"] = named["attention_mask"].sum(1)
+        return batch
+
+    def _positives(self, rows: Sequence[Mapping[str, Any]], C: int) -> list[str]:
+        """The augmented sentences, as the second column."""
+        assert self.augmentation is not None
+        if C != 1:
+            raise ValueError(f"augmentation {self.augmentation.kind!r} wants rows of one text, got {C}")
+        texts = [row["texts"][0] for row in rows]
+        return self.augmentation(
+            texts,
+            seed=self.seed,
+            epoch=[row["epoch"] for row in rows],
+            index=[row["index"] for row in rows],
+            words=fitting_words(self.tokenizer, texts, self.max_seq_length, self.prompt_template),
+        )
+
+    def _rows(self, tokens: TokenizedTexts, chosen: range) -> tuple[np.ndarray, ...]:
+        """Padded ids (N, L), what may be masked (N, L) bool, and lengths (N,) of some of the texts."""
+        ids = pad(self.tokenizer, [tokens.input_ids[i] for i in chosen], self.pad_to_multiple_of)["input_ids"].numpy()
+        places = np.arange(ids.shape[1])
+        first, last = (np.array([ends[i] for i in chosen])[:, None] for ends in (tokens.first, tokens.last))
+        lengths = np.array([len(tokens.input_ids[i]) for i in chosen])
+        return ids, (places >= first) & (places < last), lengths
+
+    def _copies(
+        self, name: str, spec: MaskingSpec, own: Any, index_B: np.ndarray, epoch_B: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """The masked copies of one objective; ``own`` are the rows of all views, view-major."""
+        ids, maskable, _ = own
+        B = len(index_B)
+        V = min(spec.views, len(ids) // B)
+        draws = self._draws(name, epoch_B, index_B, V)
+        copies = masked_copy(ids[: V * B], maskable[: V * B], spec, self.vocabulary, **draws)
+        return dict(zip(("input_ids", "positions", "labels"), copies, strict=True))
+
+    def _edits(
+        self, name: str, spec: EditSpec, own: Any, after: Any, index_B: np.ndarray, epoch_B: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """The edited copies of one objective; ``after`` are the rows of the further column."""
+        B = len(index_B)
+        V = min(spec.views, len(own[0]) // B)
+        blocks = [] if spec.text == "next" else [[part[: V * B] for part in own]]
+        if spec.text != "own":
+            blocks.append([np.concatenate([part] * V) for part in after])
+        widest = max(ids.shape[1] for ids, _, _ in blocks)
+        for block in blocks:
+            for part in (0, 1):
+                block[part] = np.pad(block[part], ((0, 0), (0, widest - block[part].shape[1])))
+        ids, maskable, lengths = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        return edited_copy(
+            ids,
+            maskable,
+            lengths,
+            spec,
+            self.vocabulary,
+            **self._draws(name, epoch_B, index_B, len(ids) // B),
+            max_length=self.max_seq_length,
+            pad_id=int(self.tokenizer.pad_token_id),
+            multiple=self.pad_to_multiple_of or 1,
+        )
+
+    def _target(
+        self, name: str, spec: TargetSpec, own: Any, index_B: np.ndarray, epoch_B: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """The text that one objective's decoder shall write; ``own`` are the rows of all views, view-major."""
+        B = len(index_B)
+        ids, maskable = (part[spec.view * B : (spec.view + 1) * B] for part in own[:2])
+        draws = self._draws(name, epoch_B, index_B, 1) | {"view": np.full(B, spec.view)}
+        pad_id, multiple = int(self.tokenizer.pad_token_id), self.pad_to_multiple_of or 1
+        return target_copy(ids, maskable, spec, self.vocabulary, pad_id=pad_id, multiple=multiple, **draws)
+
+    def _draws(self, name: str, epoch_B: np.ndarray, index_B: np.ndarray, V: int) -> dict[str, Any]:
+        """What the draws of V views, view-major, depend on."""
+        view = np.repeat(np.arange(V), len(index_B))
+        return {
+            "seed": self.seed,
+            "epoch": np.tile(epoch_B, V),
+            "index": np.tile(index_B, V),
+            "view": view,
+            "name": name,
+        }

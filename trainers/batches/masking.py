@@ -1,0 +1,248 @@
+"""Randomness without state, and the masked copies that are drawn with it.
+
+Every number is a hash of (seed, epoch, sample index, stream, place), so that a sentence is masked the same way in any
+batch, at any padding, in any worker or process, and after any resume.
+
+Shape suffixes: N rows, L tokens, K tokens of a target, M chosen tokens.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
+
+OPERATIONS, INSERTING, DELETING = ("replace", "insert", "delete", "all"), ("insert", "all"), ("delete", "all")
+TEXTS = ("own", "next", "both")
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+Integers: TypeAlias = int | Sequence[int] | np.ndarray
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser: a bijection of uint64 in which every input bit reaches every output bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def fold_in(key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Keys that also depend on ``value``; both uint64, broadcast against each other."""
+    return mix(key ^ ((np.atleast_1d(value) + np.uint64(1)) * GOLDEN))  # never 0-d: scalars would warn of overflow
+
+
+def stream_id(name: str) -> int:
+    """A 64-bit number for a name, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def row_keys(seed: int, epoch: Integers, index: Integers, stream: str) -> np.ndarray:
+    """One key per sample: (N,) uint64.
+
+    Arguments:
+        seed: any integer.
+        epoch: that of all samples, or (N,), each sample's own.
+        index: (N,) sample indices.
+        stream: what the numbers are for; different names give independent numbers.
+    """
+    key = np.zeros(1, dtype=np.uint64)
+    for value in ([seed % 2**64], _unsigned(epoch), [stream_id(stream)], _unsigned(index)):
+        key = fold_in(key, np.asarray(value, dtype=np.uint64))
+    return key
+
+
+def _unsigned(numbers: Integers) -> np.ndarray:
+    return np.asarray(numbers, dtype=np.int64).astype(np.uint64)
+
+
+def unit(keys: np.ndarray) -> np.ndarray:
+    """Keys to float64 in [0, 1), from their upper 53 bits."""
+    return (keys >> np.uint64(11)) * 2.0**-53
+
+
+def uniform(seed: int, epoch: Integers, index: Integers, stream: str, shape: Sequence[int] = ()) -> np.ndarray:
+    """Uniform numbers in [0, 1) for N samples: (N, *shape) float64.
+
+    An element depends on its sample and its place only: a larger ``shape`` or another batch holds the same numbers at
+    the same places.
+
+    Arguments:
+        seed: of the run.
+        epoch: of the pass over the data, or (N,), each sample's own.
+        index: (N,) sample indices.
+        stream: what the numbers are for, e.g. ``"word_deletion"``; streams are independent of each other.
+        shape: per sample.
+    """
+    keys = row_keys(seed, epoch, index, stream)
+    for size in shape:
+        keys = fold_in(keys[..., None], np.arange(size, dtype=np.uint64))
+    return unit(keys)
+
+
+@dataclass(frozen=True)
+class MaskingVocabulary:
+    """What masking has to know of a tokenizer.
+
+    Arguments:
+        mask_id: id of the mask token, or None where there is none.
+        ordinary: (K,) int64 ids that are not special, ascending: what a random token is drawn from.
+        special: (S,) bool, True at special ids (the unknown token is one).
+    """
+
+    mask_id: int | None
+    ordinary: np.ndarray
+    special: np.ndarray
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> "MaskingVocabulary":
+        ids = np.unique(np.fromiter(tokenizer.get_vocab().values(), dtype=np.int64))
+        reserved = set(tokenizer.all_special_ids)
+        reserved |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special = np.zeros(max(int(ids[-1]), *reserved, 0) + 1, dtype=bool)
+        special[sorted(reserved)] = True
+        return cls(tokenizer.mask_token_id, ids[~special[ids]], special)
+
+
+def check_spec(name: str, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> None:
+    """Refuse a spec that cannot be served.
+
+    Raises:
+        ValueError: shares or probability out of range, ``views`` not 1 or 2, a mask token wanted where there is none.
+    """
+    if not 0 <= spec.probability <= 1:
+        raise ValueError(f"{name}: probability must lie in [0, 1], got {spec.probability}")
+    if spec.views not in (1, 2):
+        raise ValueError(f"{name}: views must be 1 or 2, got {spec.views}")
+    if min(spec.mask_share, spec.random_share) < 0 or spec.mask_share + spec.random_share > 1 + 1e-9:
+        raise ValueError(
+            f"{name}: mask_share and random_share must be at least 0 and together at most 1, "
+            f"got {spec.mask_share} and {spec.random_share}"
+        )
+    inserts = isinstance(spec, EditSpec) and spec.operation in INSERTING
+    if (spec.mask_share > 0 or inserts) and spec.probability > 0 and vocabulary.mask_id is None:
+        raise ValueError(
+            f"{name}: mask_share={spec.mask_share} needs a tokenizer with a mask token, this one has none"
+        )
+    if isinstance(spec, TargetSpec) and spec.view not in (0, 1):
+        raise ValueError(f"{name}: view must be 0 or 1, got {spec.view}")
+    for field, allowed in (("operation", OPERATIONS), ("text", TEXTS)) if isinstance(spec, EditSpec) else ():
+        if getattr(spec, field) not in allowed:
+            raise ValueError(f"{name}: {field} must be one of {allowed}, got {getattr(spec, field)!r}")
+
+
+def masked_copy(
+    ids_NL: np.ndarray,
+    maskable_NL: np.ndarray,
+    spec: MaskingSpec,
+    vocabulary: MaskingVocabulary,
+    *,
+    seed: int,
+    epoch: Integers,
+    index: Integers,
+    view: Integers,
+    name: str,
+    words_NL: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Masked copies of N rows of token ids; the rows themselves stay as they are.
+
+    A token is chosen with ``spec.probability``; of the chosen, ``spec.mask_share`` become the mask token,
+    ``spec.random_share`` a random ordinary token, the others stay. Special ids are never chosen, also where they stand
+    in the sentence's own text.
+
+    Arguments:
+        ids_NL: (N, L) int64, padded on the right (a token's place counts from the left).
+        maskable_NL: (N, L) bool, True at the sentence's own tokens: not at padding, not at a template.
+        epoch: of the pass over the data, or (N,), each row's own.
+        index, view: (N,) each: sample index and view of each row.
+        name: the objective's name: objectives draw independently of each other.
+        words_NL: (N, L) int64, the number of the word in its row that a token is a piece of: the pieces of a word are
+            chosen together, and each then has its own fate. Default: every token is a word of its own.
+
+    Returns:
+        copies (N, L) int64; positions (M,) int64 of the chosen tokens in the flattened copies, ascending; labels (M,)
+        int64, the original ids there. M may be 0.
+    """
+    chosen_NL, keys_NL = choose(
+        ids_NL,
+        maskable_NL,
+        spec.probability,
+        vocabulary,
+        seed=seed,
+        epoch=epoch,
+        index=index,
+        view=view,
+        name=name,
+        words_NL=words_NL,
+    )
+    positions_M = np.flatnonzero(chosen_NL).astype(np.int64)
+    labels_M = ids_NL.reshape(-1)[positions_M]
+    copies_NL = ids_NL.copy()
+    copies_NL.reshape(-1)[positions_M] = disguise(labels_M, keys_NL.reshape(-1)[positions_M], spec, vocabulary)
+    return copies_NL, positions_M, labels_M
+
+
+def target_copy(
+    ids_NL: np.ndarray,
+    maskable_NL: np.ndarray,
+    spec: TargetSpec,
+    vocabulary: MaskingVocabulary,
+    *,
+    pad_id: int,
+    multiple: int = 1,
+    **draws: Any,
+) -> dict[str, np.ndarray]:
+    """What :class:`TargetSpec` describes, by its keys without the name.
+
+    Arguments:
+        ids_NL, maskable_NL, vocabulary: as of :func:`masked_copy`; the sentences begin at the same place in all rows.
+        pad_id, multiple: of the padding.
+        draws: seed, epoch, index, view and name, as of :func:`masked_copy`.
+    """
+    first, lengths_N = int(maskable_NL.any(0).argmax()), maskable_NL.sum(1)
+    K = -(-max(int(lengths_N.max()), 1) // multiple) * multiple
+    real_NK = np.arange(K) < lengths_N[:, None]
+    ids_NK = np.pad(ids_NL, ((0, 0), (0, K)))[:, first : first + K]
+    ids_NK = np.where(real_NK, ids_NK, pad_id)
+    copies_NK, _, _ = masked_copy(ids_NK, real_NK, spec, vocabulary, **draws)
+    positions_M = np.flatnonzero(real_NK & ~vocabulary.special[ids_NK]).astype(np.int64)
+    return {
+        "input_ids": copies_NK,
+        "attention_mask": real_NK.astype(np.int64),
+        "positions": positions_M,
+        "labels": ids_NK.reshape(-1)[positions_M],
+    }
+
+
+def choose(
+    ids_NL: np.ndarray,
+    maskable_NL: np.ndarray,
+    probability: float,
+    vocabulary: MaskingVocabulary,
+    *,
+    seed: int,
+    epoch: Integers,
+    index: Integers,
+    view: Integers,
+    name: str,
+    words_NL: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens are chosen, (N, L) bool, and each token's key, (N, L) uint64; arguments as :func:`masked_copy`."""
+    keys_N = fold_in(row_keys(seed, epoch, index, f"mask/{name}"), _unsigned(view))
+    keys_NL = fold_in(keys_N[:, None], np.arange(ids_NL.shape[1], dtype=np.uint64))
+    choice_NL = keys_NL if words_NL is None else fold_in(keys_N[:, None], words_NL.astype(np.uint64))
+    return maskable_NL & ~vocabulary.special[ids_NL] & (unit(choice_NL) < probability), keys_NL
+
+
+def disguise(labels_M: np.ndarray, keys_M: np.ndarray, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> np.ndarray:
+    """What stands in the place of M chosen tokens: the mask token, a random one or themselves, (M,) int64."""
+    fate_M = unit(fold_in(keys_M, np.array([1], dtype=np.uint64)))
+    draw_M = unit(fold_in(keys_M, np.array([2], dtype=np.uint64)))
+    new_M = labels_M.copy()
+    to_random = (fate_M >= spec.mask_share) & (fate_M < spec.mask_share + spec.random_share)
+    new_M[to_random] = vocabulary.ordinary[(draw_M[to_random] * len(vocabulary.ordinary)).astype(np.int64)]
+    if vocabulary.mask_id is not None:
+        new_M[fate_M < spec.mask_share] = vocabulary.mask_id
+    return new_M

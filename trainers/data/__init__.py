@@ -1,0 +1,1 @@
+"""Training texts: files and the Hub, checked, sampled, augmented."""

@@ -1,0 +1,287 @@
+"""Training texts: from a file or the Hub to a checked dataset of sentences, pairs or triplets.
+
+Everything that can be wrong with a corpus is said here, with file and line, before a model is loaded.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from csekit.encoding.text_files import CorpusError, Scan, file_kind, sha256
+from csekit.trainers.data.datasets import SentenceDataset, StreamingSentenceDataset
+from csekit.trainers.data.sources import Source, file_source, hub_name, table_source
+from csekit.trainers.data.tokenizer_report import TokenizerReport, tokenizer_report
+
+logger = logging.getLogger(__name__)
+
+STORE_VERSION = 1  # of the files that the cache holds
+HEAD = 10_000  # rows that a stream is checked on at the start
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """What was found in a corpus. All are numbers of rows except ``overlong`` (cells).
+
+    Arguments:
+        rows: read.
+        used: left after the blank ones, ``max_samples`` and, where asked for, duplicates.
+        blank: dropped, since a text in them was empty or white space.
+        duplicates: that repeat an earlier row exactly. Kept unless ``deduplicated``.
+        deduplicated: whether these were dropped.
+        overlong: texts over 100,000 characters; ``first_overlong`` says where the first one is.
+        complete: False where only the head of a stream was looked at.
+        fraction: share of the usable rows that was drawn, or None for all.
+        filtered: rows left out since they hold a sentence of an evaluation set.
+    """
+
+    rows: int
+    used: int
+    blank: int = 0
+    duplicates: int = 0
+    deduplicated: bool = False
+    overlong: int = 0
+    first_overlong: str | None = None
+    complete: bool = True
+    fraction: float | None = None
+    filtered: int = 0
+
+    def summary(self) -> str:
+        """One line for a log."""
+        parts = [f"{self.used:,} of {self.rows:,} rows used"]
+        if not self.complete:
+            parts = [f"the first {self.rows:,} rows of the stream checked, {self.used:,} usable"]
+        if self.fraction is not None:
+            parts.append(f"a share of {self.fraction:g} drawn")
+        if self.filtered:
+            parts.append(f"{self.filtered:,} with a sentence of an evaluation set left out")
+        if self.blank:
+            parts.append(f"{self.blank:,} blank ones dropped")
+        if self.duplicates:
+            parts.append(f"{self.duplicates:,} exact duplicates {'dropped' if self.deduplicated else 'kept'}")
+        if self.overlong:
+            parts.append(f"{self.overlong:,} texts over 100,000 characters, the first in {self.first_overlong}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A checked corpus.
+
+    Arguments:
+        dataset: :class:`SentenceDataset` or :class:`StreamingSentenceDataset`.
+        columns: names of the one, two or three columns.
+        name: base name of the file(s), or name of the dataset on the Hub; holds no folder of this machine.
+        checksum: SHA-256 of the file(s), hexadecimal; None for the Hub and for streams.
+        fingerprint: of a dataset from the Hub; None otherwise.
+        report: what was found in it.
+    """
+
+    dataset: SentenceDataset | StreamingSentenceDataset
+    columns: tuple[str, ...]
+    name: str
+    checksum: str | None
+    fingerprint: str | None
+    report: CorpusReport
+
+    @property
+    def streaming(self) -> bool:
+        return isinstance(self.dataset, StreamingSentenceDataset)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a results file."""
+        identity = {"name": self.name, "columns": list(self.columns), "streaming": self.streaming}
+        return {**identity, "checksum": self.checksum, "fingerprint": self.fingerprint, **asdict(self.report)}
+
+    def sample(self, size: int) -> list[list[str]]:
+        """Rows of texts: evenly spaced ones, or the first ones of a stream."""
+        if isinstance(self.dataset, StreamingSentenceDataset):
+            return [row["texts"] for _, row in zip(range(size), self.dataset, strict=False)]
+        places = np.unique(np.linspace(0, len(self.dataset) - 1, min(size, len(self.dataset))).astype(int))
+        return [row["texts"] for row in self.dataset.__getitems__(places.tolist())]
+
+    def tokenizer_report(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int,
+        sample: int = 10_000,
+        prompt_template: str | None = None,
+    ) -> TokenizerReport:
+        """How well the tokenizer fits, on ``sample`` rows.
+
+        Raises:
+            ValueError: ``max_seq_length`` leaves no room for a token.
+        """
+        texts = [text for row in self.sample(sample) for text in row]
+        return tokenizer_report(texts, tokenizer, max_seq_length, prompt_template, self.name)
+
+
+def load_corpus(
+    train_file: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    dataset_name: str | None = None,
+    *,
+    split: str = "train",
+    columns: str | Sequence[str] | None = None,
+    streaming: bool = False,
+    max_samples: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    deduplicate: bool = False,
+    dataset_config: str | None = None,
+) -> Corpus:
+    """Read and check a corpus of sentences (one column), pairs (two) or triplets (three: anchor, positive, negative).
+
+    A text file holds one sentence a line. A csv or tsv file begins with a header; a tsv knows no quoting. A json file
+    holds an object a line, or one array of objects. Byte order marks and all kinds of line ends are accepted; texts
+    are otherwise taken as they are. The files are read once and kept, checked, as Arrow in the cache: the next start
+    reads them only for their checksum.
+
+    Arguments:
+        train_file: ``.txt``, ``.csv``, ``.tsv``, ``.json``, ``.jsonl`` (each also ``.gz``, ``.xz``) or ``.parquet``;
+            several files of one kind are read one after the other.
+        dataset_name: a dataset of the Hub (or a folder that ``datasets`` can load), instead of files; ``split`` and
+            ``dataset_config`` go with it.
+        columns: names of one to three columns. Default: the columns that hold text, if there are at most three.
+        streaming: read while training. Only the first 10,000 rows are checked at the start.
+        max_samples: use only the first so many usable rows.
+        cache_dir: instead of the cache of ``datasets``.
+        deduplicate: drop rows that repeat an earlier one exactly (64-bit hashes decide). Not for streams.
+
+    Raises:
+        FileNotFoundError: no such file.
+        CorpusError: anything wrong in the texts; the message names file and line.
+        ValueError: arguments that do not go together.
+    """
+    if max_samples is not None and max_samples < 2:
+        raise ValueError(f"max_samples must be at least 2, got {max_samples}")
+    if streaming and deduplicate:
+        raise ValueError("deduplicate=True needs streaming=False")
+    if (train_file is None) == (dataset_name is None):
+        raise ValueError("give either train_file or dataset_name")
+    elif train_file is not None:
+        paths = [train_file] if isinstance(train_file, (str, os.PathLike)) else list(train_file)
+        source = file_source([Path(path) for path in paths], columns, streaming, cache_dir)
+    else:
+        cache = None if cache_dir is None else str(cache_dir)
+        name = str(dataset_name)
+        table = datasets.load_dataset(name, dataset_config, split=split, streaming=streaming, cache_dir=cache)
+        source = table_source(table, columns, hub_name(name))
+    if streaming:
+        corpus = _streamed(source, max_samples)
+    elif source.table is not None:
+        corpus = _from_table(source, max_samples, deduplicate)
+    else:
+        corpus = _from_files(source, max_samples, deduplicate, cache_dir)
+    _tell(corpus)
+    return corpus
+
+
+def _report(scan: Scan, used: int, duplicates: int, deduplicated: bool = False, complete: bool = True) -> CorpusReport:
+    long = (scan.overlong, scan.first_overlong)
+    return CorpusReport(scan.rows, used, scan.blank, duplicates, deduplicated, *long, complete)
+
+
+def _at_least_two(rows: int, name: str) -> None:
+    """A contrast needs a second sentence."""
+    if rows < 2:
+        found = "no usable row" if rows == 0 else "one usable row"
+        raise CorpusError(f"{name}: {found}; contrastive training needs at least 2")
+
+
+def _streamed(source: Source, max_samples: int | None) -> Corpus:
+    scan = Scan(source.columns)
+    for _ in source.checked(scan):
+        if scan.rows >= HEAD:
+            break
+    _at_least_two(scan.used, source.name)
+    report = _report(scan, scan.used, scan.used - len(scan.first_occurrences()), complete=False)
+    return Corpus(StreamingSentenceDataset(source, max_samples), source.columns, source.name, None, None, report)
+
+
+def _from_table(source: Source, max_samples: int | None, deduplicate: bool) -> Corpus:
+    """A memory-mapped table: scanned, and where rows fall out, seen through an index."""
+    scan = Scan(source.columns)
+    keep: list[np.ndarray] = []
+    for places, _ in source.checked(scan):
+        keep.append(np.asarray(places, dtype=np.int64))
+        if not deduplicate and max_samples is not None and scan.used >= max_samples:
+            break
+    used = np.concatenate(keep) if keep else np.zeros(0, dtype=np.int64)
+    first = scan.first_occurrences()
+    duplicates = len(used) - len(first)
+    used = (used[first] if deduplicate else used)[:max_samples]
+    _at_least_two(len(used), source.name)
+    rows = source.table if len(used) == len(source.table) else source.table.select(used)
+    checksum = sha256(source.paths) if source.paths else None
+    fingerprint = None if source.paths else source.table._fingerprint
+    report = _report(scan, len(used), duplicates, deduplicate)
+    dataset = SentenceDataset(rows, source.columns)
+    return Corpus(dataset, source.columns, source.name, checksum, fingerprint, report)
+
+
+def _from_files(
+    source: Source, max_samples: int | None, deduplicate: bool, cache_dir: str | os.PathLike[str] | None
+) -> Corpus:
+    """Checked once and stored as Arrow under the checksum; later starts map the store."""
+    checksum = sha256(source.paths)
+    kinds = [file_kind(path) + "".join(path.suffixes[-1:]) for path in source.paths]
+    key = json.dumps([STORE_VERSION, checksum, kinds, source.columns, max_samples, deduplicate])
+    folder = Path(cache_dir or datasets.config.HF_DATASETS_CACHE) / "csekit"
+    store = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
+    summary = store.with_suffix(".json")
+    if not (store.exists() and summary.exists()):
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_store(source, max_samples, deduplicate, store)
+    report = CorpusReport(**json.loads(summary.read_text(encoding="utf-8")))
+    rows = datasets.Dataset.from_file(str(store))
+    if deduplicate:
+        first = np.load(store.with_suffix(".npy"))
+        rows = rows if len(first) == len(rows) else rows.select(first)
+    dataset = SentenceDataset(rows, source.columns)
+    return Corpus(dataset, source.columns, source.name, checksum, None, report)
+
+
+def _write_store(source: Source, max_samples: int | None, deduplicate: bool, store: Path) -> None:
+    """Rows to ``.arrow``, report to ``.json``, distinct rows to ``.npy``; each appears whole or not at all, so that
+    several processes may do this at once."""
+    scan = Scan(source.columns, numbers_are_text=not {file_kind(path) for path in source.paths} & {"csv", "tsv"})
+    schema = pa.schema([(column, pa.large_string()) for column in source.columns])
+    limit = None if deduplicate else max_samples
+    with tempfile.TemporaryDirectory(dir=store.parent) as folder:
+        draft = Path(folder) / store.name
+        written = 0
+        with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            for _, texts in source.checked(scan):
+                if limit is not None:
+                    texts = [column[: limit - written] for column in texts]
+                written += len(texts[0])
+                writer.write_table(pa.table([pa.array(column, pa.large_string()) for column in texts], schema=schema))
+                if written == limit:
+                    break
+        first = scan.first_occurrences()
+        duplicates = scan.used - len(first)
+        if deduplicate:
+            first = first[:max_samples]
+            written = len(first)
+            np.save(draft.with_suffix(".npy"), first)
+        _at_least_two(written, source.name)
+        report = _report(scan, written, duplicates, deduplicate)
+        draft.with_suffix(".json").write_text(json.dumps(asdict(report)), encoding="utf-8")
+        for suffix in (".npy", ".arrow", ".json"):
+            if draft.with_suffix(suffix).exists():
+                os.replace(draft.with_suffix(suffix), store.with_suffix(suffix))
+
+
+def _tell(corpus: Corpus) -> None:
+    report = corpus.report
+    level = logging.WARNING if report.overlong or report.duplicates else logging.INFO
+    logger.log(level, "%s: %s", corpus.name, report.summary())

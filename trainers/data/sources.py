@@ -1,0 +1,136 @@
+"""Where training texts come from, with the columns that are used: files, or tables of ``datasets``."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+
+from csekit.encoding.text_files import ROWS, CorpusError, RowBatch, Scan, file_columns, file_kind, read_batches
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from: a table of ``datasets`` (map-style or streaming), or else the files themselves."""
+
+    columns: tuple[str, ...]
+    name: str
+    paths: tuple[Path, ...] = ()
+    table: Any = None
+
+    def checked(self, scan: Scan) -> Iterator[tuple[list[int], list[list[str]]]]:
+        """The usable rows in batches: their places among all rows, and their texts per column."""
+        if self.table is not None:
+            for batch in self._table_batches():
+                keep, texts = scan.check(batch, self.name, unit="row")
+                yield [batch.lines[i] - 1 for i in keep], texts
+            return
+        for path in self.paths:
+            for batch in read_batches(path, self.columns):
+                start = scan.rows
+                keep, texts = scan.check(batch, str(path))
+                yield [start + i for i in keep], texts
+            scan.only_numbers(str(path))
+
+    def _table_batches(self) -> Iterator[RowBatch]:
+        start = 1
+        for batch in self.table.iter(batch_size=ROWS if isinstance(self.table, datasets.Dataset) else 1000):
+            cells = [batch[column] for column in self.columns]
+            yield RowBatch(range(start, start + len(cells[0])), cells)
+            start += len(cells[0])
+
+
+def hub_name(dataset_name: str) -> str:
+    """The name on the Hub; of a folder of this machine its last part only."""
+    return Path(dataset_name).resolve().name if os.path.exists(dataset_name) else dataset_name
+
+
+def file_source(
+    paths: list[Path],
+    columns: str | Sequence[str] | None,
+    streaming: bool,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Source:
+    """Files that exist and are not empty, with the columns resolved."""
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"train_file {path} does not exist")
+        if path.is_dir():
+            raise CorpusError(f"train_file {path} is a folder, a file is wanted")
+        if path.stat().st_size == 0:
+            raise CorpusError(f"{path}: the file is empty")
+    kinds = {file_kind(path) for path in paths}
+    if len(kinds) != 1:
+        raise CorpusError(f"train_file: files of one kind are wanted, got {', '.join(sorted(kinds)) or 'none'}")
+    name = "+".join(path.name for path in paths)
+    if kinds == {"parquet"}:
+        files = [str(path) for path in paths]
+        cache = None if cache_dir is None else str(cache_dir)
+        try:
+            table = datasets.load_dataset(
+                "parquet", data_files=files, split="train", streaming=streaming, cache_dir=cache
+            )
+        except (datasets.exceptions.DatasetGenerationError, pa.ArrowException) as error:
+            raise CorpusError(f"{', '.join(files)}: not readable as parquet ({error.__cause__ or error})") from None
+        source = table_source(table, columns, name)
+        return Source(source.columns, name, tuple(paths), source.table)
+    available = [file_columns(path) for path in paths]
+    chosen = [resolve_columns(found, columns, str(path)) for found, path in zip(available, paths, strict=True)]
+    for path, other in zip(paths, chosen, strict=True):
+        if other != chosen[0]:
+            raise CorpusError(f"{path}: columns {', '.join(other)}, but {paths[0]} has {', '.join(chosen[0])}")
+    return Source(chosen[0], name, tuple(paths))
+
+
+def table_source(table: Any, columns: str | Sequence[str] | None, name: str) -> Source:
+    features = table.features
+    if features is None:  # a stream that does not say: look at its first row
+        first: dict[str, Any] = next(iter(table), {})
+        available = {column: isinstance(value, str) for column, value in first.items()}
+    else:
+        available = {column: _is_text(feature) for column, feature in features.items()}
+    chosen = resolve_columns(available, columns, name)
+    for column in chosen:
+        if not available[column]:
+            row = next(iter(table.select_columns([column])), {column: None})
+            value = f"{row[column]!r}"[:80]
+            raise CorpusError(
+                f"{name}, row 1: column {column!r} holds {value}, not text ({(features or {}).get(column)})"
+            )
+    return Source(chosen, name, table=table.select_columns(list(chosen)))
+
+
+def _is_text(feature: Any) -> bool:
+    return isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string", "string_view")
+
+
+def resolve_columns(available: dict[str, bool], columns: str | Sequence[str] | None, where: str) -> tuple[str, ...]:
+    """The columns to use.
+
+    Arguments:
+        available: column names, and whether each holds text.
+        columns: what the user asked for, or None: all that hold text, if these are one to three.
+        where: for messages.
+
+    Raises:
+        CorpusError: a column is missing, or it is not clear which ones are meant.
+    """
+    listed = ", ".join(available) or "none"
+    if columns is None:
+        found = tuple(name for name, text in available.items() if text)
+        if not 1 <= len(found) <= 3:
+            raise CorpusError(
+                f"{where}: {len(found)} columns hold text, name the one to three to use as columns=(…); "
+                f"the columns are {listed}"
+            )
+        return found
+    chosen = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not 1 <= len(chosen) <= 3 or len(set(chosen)) != len(chosen):
+        raise CorpusError(f"columns must be one to three different names, got {chosen}")
+    missing = [column for column in chosen if column not in available]
+    if missing:
+        raise CorpusError(f"{where}: no column {', '.join(map(repr, missing))}; the columns are {listed}")
+    return chosen

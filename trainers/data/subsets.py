@@ -1,0 +1,125 @@
+"""A part of a corpus: a drawn share (few-shot training), or the rows without sentences of the evaluation sets."""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from csekit.encoding.text_files import ROWS
+from csekit.evaluation.pairs import Pairs
+from csekit.trainers.batches.masking import uniform
+from csekit.trainers.data.corpora import Corpus
+from csekit.trainers.data.datasets import SentenceDataset
+
+_NO_WORD = re.compile(r"[\W_]+")
+
+
+def draw_fraction(corpus: Corpus, fraction: float, seed: int) -> Corpus:
+    """A share of the rows, drawn without replacement, in the order of the corpus.
+
+    The same seed draws nested shares: those of a smaller fraction are among those of a larger one.
+
+    Arguments:
+        fraction: in (0, 1]; ``round(fraction · rows)`` rows are drawn.
+
+    Raises:
+        ValueError: a fraction outside (0, 1], fewer than 2 rows drawn, a stream.
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"train_fraction must lie in (0, 1], got {fraction}")
+    rows = len(_mapped(corpus, "train_fraction").rows)
+    count = round(fraction * rows)
+    if count < 2:
+        raise ValueError(f"train_fraction {fraction} of the {rows:,} rows of {corpus.name} is {count}, 2 are needed")
+    order = np.argsort(uniform(seed, 0, np.arange(rows), "train_fraction"), kind="stable")
+    return _selected(corpus, np.sort(order[:count]), fraction=fraction)
+
+
+def without_rows(corpus: Corpus, places: np.ndarray) -> Corpus:
+    """The corpus without the rows at these places. Raises ValueError where fewer than 2 are left."""
+    rows = len(_mapped(corpus, "filter_overlap").rows)
+    kept = np.setdiff1d(np.arange(rows), places)
+    if len(kept) < 2:
+        raise ValueError(f"{corpus.name}: {len(kept)} of {rows:,} rows hold no sentence of an evaluation set")
+    return _selected(corpus, kept, filtered=rows - len(kept))
+
+
+def _mapped(corpus: Corpus, what: str) -> SentenceDataset:
+    if not isinstance(corpus.dataset, SentenceDataset):
+        raise ValueError(f"{what} needs the whole corpus at the start, {corpus.name} is a stream")
+    return corpus.dataset
+
+
+def _selected(corpus: Corpus, places: np.ndarray, **found: Any) -> Corpus:
+    dataset = _mapped(corpus, "a part")
+    rows = dataset.rows if len(places) == len(dataset) else dataset.rows.select(places)
+    report = replace(corpus.report, used=len(places), **found)
+    return replace(corpus, dataset=SentenceDataset(rows, dataset.columns), report=report)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Which rows of a corpus hold a sentence of an evaluation set. Case, accents' encoding, blanks and punctuation do
+    not count: evaluation texts are often tokenised and lower-cased.
+
+    Arguments:
+        rows: (R,) their places, ascending.
+        texts: cells that are such a sentence.
+        sets: by name of the set, how many of its sentences (two a pair) the corpus holds, and of how many.
+    """
+
+    rows: np.ndarray
+    texts: int
+    sets: dict[str, tuple[int, int]]
+
+    def describe(self, filtered: bool) -> dict[str, Any]:
+        """Plain values for a results file."""
+        sets = {name: {"sentences": found, "of": size} for name, (found, size) in self.sets.items()}
+        return {"rows": len(self.rows), "texts": self.texts, "filtered": filtered, "sets": sets}
+
+    def summary(self, filtered: bool) -> str:
+        """One line for a log."""
+        if not len(self.rows):
+            return f"no row holds a sentence of {', '.join(self.sets)}"
+        found = ", ".join(f"{name} {n:,} of {size:,}" for name, (n, size) in self.sets.items() if n)
+        done = "these were left out" if filtered else "these are trained on, --filter_overlap leaves them out"
+        return f"{len(self.rows):,} rows hold a sentence of an evaluation set ({found}); {done}"
+
+
+def comparable(text: str) -> str:
+    """The letters and digits of a text, without case."""
+    return _NO_WORD.sub("", (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold())
+
+
+def find_overlap(corpus: Corpus, sets: Sequence[tuple[str, Sequence[Pairs]]]) -> Overlap:
+    """Compare every text of a corpus with every sentence of evaluation sets.
+
+    Arguments:
+        corpus: not a stream.
+        sets: names and their pairs.
+    """
+    slots = {
+        name: [key for part in pairs for text in (*part.sentences1, *part.sentences2) if (key := comparable(text))]
+        for name, pairs in sets
+    }
+    wanted = {key for keys in slots.values() for key in keys}
+    held: set[str] = set()
+    rows: list[int] = []
+    texts = 0
+    for place, row in enumerate(_rows(_mapped(corpus, "find_overlap"))):
+        found = [key for text in row if (key := comparable(text)) in wanted]
+        if found:
+            rows.append(place)
+            texts += len(found)
+            held.update(found)
+    counts = {name: (sum(key in held for key in keys), len(keys)) for name, keys in slots.items()}
+    return Overlap(np.array(rows, dtype=np.int64), texts, counts)
+
+
+def _rows(dataset: SentenceDataset) -> Iterator[tuple[str, ...]]:
+    for start in range(0, len(dataset), ROWS):
+        batch = dataset.rows[start : start + ROWS]
+        yield from zip(*(batch[column] for column in dataset.columns), strict=True)

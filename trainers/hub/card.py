@@ -1,0 +1,241 @@
+"""The model card of a run, written from its results files with the templates of ``model_cards/``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import ModelCard, ModelCardData
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from csekit.encoding.provenance import checksum, write_atomically
+from csekit.evaluation.results import read_results
+from csekit.modeling import METHODS
+from csekit.trainers.hub.card_scores import SUITES, dev_table, suite_tables
+
+#: In the repository beside this folder, in a wheel too.
+TEMPLATES = Path(__file__).resolve().parents[1] / "model_cards"
+#: Around the part of a card that says how to load the model.
+_USE, _END_USE = "<!-- use -->", "<!-- end use -->"
+
+#: Of Transformers' own bookkeeping.
+_NO_SETTING = {"architectures", "dtype", "model_type", "pad_token_id", "use_cache", "greater_is_better"}
+_HOW = {"pairs": "on sentence pairs", "triplets": "on triplets of sentence, positive and hard negative"}
+
+
+@dataclass(frozen=True)
+class CardOptions:
+    """What no results file knows.
+
+    Arguments:
+        name: title and name of the model; None: the folder's.
+        path: what the snippets load; None: the name.
+        base_model: of the metadata: a Hub id.
+        license: identifier as on the Hub, ``apache-2.0``.
+        language: codes, ``en``.
+        datasets: Hub ids of the corpus.
+    """
+
+    name: str | None = None
+    path: str | None = None
+    base_model: str | None = None
+    license: str | None = None
+    language: Sequence[str] = ()
+    datasets: Sequence[str] = ()
+
+
+def _template(name: str) -> Any:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    return environment.get_template(name)
+
+
+def _embeddings(config: Mapping[str, Any]) -> list[str]:
+    """The last lines of the snippet for Transformers: from a batch to the embeddings."""
+    states, mask = "model(**batch).last_hidden_state", 'batch["attention_mask"]'
+    offset = config.get("prompt_mask_offset") or 0
+    if config["pooling"] == "mean":
+        return [
+            f"states, mask = {states}, {mask}.unsqueeze(-1)",
+            "embeddings = (states * mask).sum(1) / mask.sum(1)",
+        ]
+    if config["pooling"] == "mask" and offset < 0:
+        place = f"states[range(len(states)), {mask}.sum(1) - {-offset}]  # the mask token"
+        return [f"states = {states}", f"embeddings = {place}"]
+    return [f"embeddings = {states}[:, {offset if config['pooling'] == 'mask' else 0}]"]
+
+
+def _overlap(results: Mapping[str, Any]) -> str:
+    """What is to be said of evaluation sentences that were trained on."""
+    found = results.get("overlap")
+    if not found or not found["rows"] or found["filtered"]:
+        return ""
+    sets = ", ".join(name for name, count in found["sets"].items() if count["sentences"])
+    return (
+        f"{found['rows']:,} of the training rows hold a sentence of an evaluation set ({sets}), which was trained "
+        "on: these scores are better than those on unseen sentences."
+    )
+
+
+def _setting(results: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    seconds = {f"seconds ({name})": value for name, value in results.get("seconds", {}).items()}
+    setting = {**results["config"], **results["arguments"], "seed": results["seed"], **seconds}
+    return [
+        (name, value) for name, value in setting.items() if name not in _NO_SETTING and value not in (None, [], {})
+    ]
+
+
+def render_card(results: Mapping[str, Any], name: str, options: CardOptions = CardOptions()) -> str:
+    """The text of a model card.
+
+    Arguments:
+        results: of a run, as ``run_results`` makes them, with further suites as ``with_scores`` adds them.
+        name: of the model, where ``options`` give none.
+    """
+    config, name = results["config"], options.name or name
+    suites = [*dev_table(results), *suite_tables(results)]
+    entries = [entry for suite in suites for entry in suite.entries]
+    data = ModelCardData(
+        library_name="sentence-transformers",
+        pipeline_tag="sentence-similarity",
+        tags=["csekit", "sentence-similarity", "feature-extraction", results["method"]],
+        base_model=options.base_model,
+        license=options.license,
+        language=list(options.language) or None,
+        datasets=list(options.datasets) or None,
+        model_name=name,
+        eval_results=entries or None,
+    )
+    return str(
+        _template("template.md.jinja").render(
+            metadata=data.to_yaml(),
+            title=name,
+            path=options.path or name,
+            how=_HOW.get(results.get("positives", ""), "without labels"),
+            method=results["method"],
+            model_class=METHODS[results["method"]].__name__,
+            backbone=results["backbone"],
+            corpus=results["corpus"],
+            pooling=config["pooling"],
+            template=config.get("prompt_template"),
+            needs_code=config["pooling"] == "mask" and config.get("prompt_mask_offset") != -1,
+            exported=config["pooling"] in ("cls", "mean", "mask"),
+            projected=config.get("projector_at_inference", False),
+            embeddings="\n".join(_embeddings(config)),
+            suites=suites,
+            overlap=_overlap(results),
+            languages=", ".join(options.language),
+            setting=_setting(results),
+        )
+    )
+
+
+def write_model_card(
+    folder: str | Path,
+    results: Mapping[str, Any],
+    base_model: str,
+    options: CardOptions = CardOptions(),
+) -> Path:
+    """Write ``README.md`` into an export.
+
+    Arguments:
+        folder: of the export.
+        results: of the run, as ``run_results`` makes them.
+        base_model: named in the metadata where it is a Hub id, not where it is a folder.
+        options: the rest.
+    """
+    folder = Path(folder).resolve()
+    if not options.base_model and base_model and not Path(base_model).exists():
+        options = CardOptions(**{**vars(options), "base_model": base_model})
+    path = folder / "README.md"
+    write_card(path, render_card(results, folder.name, options))
+    return path
+
+
+def write_card(path: Path, text: str) -> None:
+    """Write the text, once its metadata are known to be what the Hub reads.
+
+    Raises:
+        ValueError: they are not.
+    """
+    ModelCard(text)
+    write_atomically(path, text.encode())
+
+
+def with_code_section(card: str, path: str) -> str:
+    """A card for the repository that holds the whole model with its code: how to load it is replaced. One without the
+    marks around that part, written by hand, stays as it is."""
+    start, end = card.find(_USE), card.find(_END_USE)
+    if start < 0 or end < start:
+        return card
+    section = _template("custom_code.md.jinja").render(path=path).strip()
+    return card[:start] + section + card[end + len(_END_USE) :]
+
+
+# From results files
+
+
+def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str, Any]:
+    """The results of a run, from its folder or its file, with the suites of further files of ``csekit eval``.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not the results of a training run, or scores of an encoder with another pooling or other weights.
+    """
+    path = Path(path)
+    results = read_results(path / "results.json" if path.is_dir() else path)
+    if results.get("method") not in METHODS or "config" not in results:
+        raise ValueError(f"{path}: must be the results of a training run, got method {results.get('method')!r}")
+    weights = {file.name: checksum(file) for file in path.glob("*.safetensors")} if path.is_dir() and scores else {}
+    for file in scores:
+        found = read_results(file)
+        theirs = found.get("run", {}).get("weights") or weights
+        if weights and theirs != weights:
+            raise ValueError(f"{file}: the scores must be of the run's encoder, its weights are others")
+        weights = theirs
+        pooling = found.get("run", {}).get("encoder", {}).get("pooling", results["config"]["pooling"])
+        mask_last = results["config"].get("prompt_mask_offset") == -1
+        if pooling != results["config"]["pooling"] and not (pooling == "lasttoken" and mask_last):
+            raise ValueError(
+                f"{file}: the scores must be of the run's encoder, whose pooling is "
+                f"{results['config']['pooling']!r}, got {pooling!r}"
+            )
+        results |= {key: found[key] for key in SUITES if key in found}
+    return results
+
+
+def write_cards(listing: str | Path) -> list[Path]:
+    """Write the cards that a YAML file lists, beside it: see :func:`listed_cards`."""
+    written = []
+    for name, text in listed_cards(listing).items():
+        path = Path(listing).with_name(f"{name}.md")
+        write_card(path, text)
+        written.append(path)
+    return written
+
+
+def listed_cards(listing: str | Path) -> dict[str, str]:
+    """The cards of a YAML file, by name. Each entry names ``results``, perhaps ``scores`` (a list), both relative to
+    the folder above the file's, and fields of :class:`CardOptions`.
+
+    Raises:
+        FileNotFoundError, ValueError: what is wrong with the listing or a file that it names.
+    """
+    listing = Path(listing).resolve()
+    try:
+        content = yaml.safe_load(listing.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{listing.name}: not a YAML file: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
+        raise ValueError(f"{listing.name}: must be a mapping of names to mappings, got {content!r:.60}")
+    cards, base = {}, listing.parents[1]
+    for name, entry in content.items():
+        unknown = sorted(set(entry) - {"results", "scores", *CardOptions.__dataclass_fields__})
+        if unknown or "results" not in entry:
+            wrong = f"{unknown[0]!r} is no field of a card" if unknown else "'results' is missing"
+            raise ValueError(f"{listing.name}, {name}: {wrong}")
+        results = results_of(base / entry.pop("results"), [base / file for file in entry.pop("scores", [])])
+        cards[str(name)] = render_card(results, str(name), CardOptions(**entry))
+    return cards

@@ -1,0 +1,136 @@
+"""The scores of a model card: a table for each suite, and entries of the card's metadata."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from huggingface_hub import EvalResult
+
+from csekit.evaluation.retrieval_data import kind_and_cutoff
+from csekit.evaluation.sts_data import STS_TASKS
+from csekit.evaluation.transfer_data import TRANSFER_TASKS
+
+#: The sets as mteb has them on the Hub; the others are named in the metadata without being a set of the Hub.
+HUB_SETS = {
+    **{f"STS{year}": f"mteb/sts{year}-sts" for year in range(12, 17)},
+    "STS-B": "mteb/stsbenchmark-sts",
+    "SICK-R": "mteb/sickr-sts",
+    "scifact": "mteb/scifact",
+    "banking77": "mteb/banking77",
+}
+
+
+@dataclass(frozen=True)
+class SuiteTable:
+    """A table of the card.
+
+    Arguments:
+        says: what stands in front of it.
+        head, rows: its cells.
+        entries: of the metadata.
+    """
+
+    says: str
+    head: list[str]
+    rows: list[list[str]]
+    entries: list[EvalResult]
+
+
+def suite_tables(results: Mapping[str, Any]) -> list[SuiteTable]:
+    """The suites that some results hold, in the order of the card.
+
+    Arguments:
+        results: keys as in the results files of a run and of ``csekit eval``.
+    """
+    return [make(results) for key, make in SUITES.items() if results.get(key)]
+
+
+def _ordered(scores: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """The papers' order; a results file has its keys sorted."""
+    return {name: scores[name] for name in sorted(scores, key=lambda name: (*known, name).index(name))}
+
+
+def _entry(task: str, name: str, metric: str, value: float, kind: str | None = None) -> EvalResult:
+    known, _, variant = name.partition(", ")
+    return EvalResult(
+        task_type=task,
+        dataset_type=kind or HUB_SETS.get(known, known.lower()),
+        dataset_name=name,
+        dataset_config=variant or None,
+        metric_type=metric,
+        metric_value=round(value, 2),
+    )
+
+
+def _sts(results: Mapping[str, Any]) -> SuiteTable:
+    test, dev = results["test"], results.get("dev") or {}
+    scores = {name: task["all"] for name, task in _ordered(test["tasks"], STS_TASKS).items()}
+    chosen_on = {name: value for name, value in (dev.get("after") or {}).items() if name.endswith("_spearman")}
+    rows = [[f"dev: {name}", f"{value:.2f}"] for name, value in chosen_on.items()]
+    rows += [[name, f"{value:.2f}"] for name, value in scores.items()]
+    if test.get("avg") is not None:
+        rows.append(["Avg of the seven", f"{test['avg']:.2f}"])
+    says = f"Semantic textual similarity: Spearman × 100, cosine similarity, {test['text_form']} texts."
+    entries = [_entry("sts", name, "cosine_spearman", value) for name, value in scores.items() if name in HUB_SETS]
+    return SuiteTable(says, ["set", "score"], rows, entries)
+
+
+def _dev(results: Mapping[str, Any]) -> SuiteTable:
+    rows = [[f"dev: {name}", f"{value:.2f}"] for name, value in results["dev"]["after"].items()]
+    return SuiteTable(
+        "On the dev set, which chose the checkpoint where there was a choice.", ["what", "score"], rows, []
+    )
+
+
+def _transfer(results: Mapping[str, Any]) -> SuiteTable:
+    transfer = results["transfer"]
+    scores = {name: task["accuracy"] for name, task in _ordered(transfer["tasks"], TRANSFER_TASKS).items()}
+    rows = [[name, f"{value:.2f}"] for name, value in scores.items()]
+    if transfer.get("avg") is not None:
+        rows.append(["Avg", f"{transfer['avg']:.2f}"])
+    says = "Transfer: accuracy × 100 of a logistic regression on the frozen embeddings, by SentEval's protocol."
+    entries = [
+        _entry("text-classification", f"SentEval {name}", "accuracy", value, f"senteval-{name.lower()}")
+        for name, value in scores.items()
+    ]
+    return SuiteTable(says, ["task", "accuracy"], rows, entries)
+
+
+def _retrieval(results: Mapping[str, Any]) -> SuiteTable:
+    rows, entries = [], []
+    for name, scores in results["retrieval"].items():
+        for metric, value in sorted(scores["metrics"].items(), key=lambda item: kind_and_cutoff(item[0])):
+            rows.append([name, metric, f"{value:.2f}"])
+            entries.append(_entry("retrieval", name, metric.replace("@", "_at_"), value))
+    return SuiteTable("Retrieval: means over queries × 100.", ["collection", "metric", "score"], rows, entries)
+
+
+def _classification(results: Mapping[str, Any]) -> SuiteTable:
+    scores = {name: task["accuracy"] for name, task in results["classification"].items()}
+    rows = [[name, f"{value:.2f}"] for name, value in scores.items()]
+    entries = [_entry("text-classification", name, "accuracy", value) for name, value in scores.items()]
+    return SuiteTable("Classification by mteb's protocol: accuracy × 100.", ["set", "accuracy"], rows, entries)
+
+
+def _clustering(results: Mapping[str, Any]) -> SuiteTable:
+    found = results["clustering"]
+    scores = {"v_measure": found["v_measure"], "accuracy": found["accuracy"]}
+    rows = [[found["set"], metric, f"{value:.2f}"] for metric, value in scores.items()]
+    entries = [_entry("clustering", found["set"], metric, value) for metric, value in scores.items()]
+    says = f"Clustering of {found['titles']:,} titles into {found['clusters']} clusters by K-Means, × 100."
+    return SuiteTable(says, ["set", "metric", "score"], rows, entries)
+
+
+#: By the key in a results file.
+SUITES: dict[str, Any] = {
+    "test": _sts,
+    "transfer": _transfer,
+    "retrieval": _retrieval,
+    "classification": _classification,
+    "clustering": _clustering,
+}
+
+
+def dev_table(results: Mapping[str, Any]) -> list[SuiteTable]:
+    """The dev scores alone, where no test set was scored."""
+    return [_dev(results)] if not results.get("test") and (results.get("dev") or {}).get("after") else []

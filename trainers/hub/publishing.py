@@ -1,0 +1,361 @@
+"""A run on the Hub: what of it is published, checked before anything is sent, and sent in one commit.
+
+The root of the repository is the export, ``training/`` the model that training goes on from. Optimiser and trainer
+state, logs, checkpoints and a frozen generator stay where they are. ``upload_folder`` would commit in several parts.
+"""
+
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError, safe_open
+from transformers import AutoTokenizer
+
+from csekit import modeling
+from csekit.modeling import METHODS
+from csekit.modeling.custom_code import export_with_code
+from csekit.trainers.base_trainer import TRAINING_FOLDER
+from csekit.trainers.hub.card import with_code_section
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: Files of a model and its tokenizer, by whole name; nothing else in a run's folder is published.
+_MODEL = r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+_VOCABULARY = r"tokenizer\.json|vocab\.(txt|json)|(spiece|spm|sentencepiece\.bpe|tokenizer)\.model"
+_TOKENIZER = (
+    r"tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|merges\.txt|chat_template\.jinja"
+    rf"|{_VOCABULARY}"
+)
+_MODULES = (
+    r"modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|template_pooling\.py"
+    r"|1_Pooling/config\.json|\d_Dense/(config\.json|model\.safetensors)"
+)
+_TRAINING = rf"{TRAINING_FOLDER}/({_MODEL}|{_TOKENIZER})"
+_CODE = "|".join(re.escape(path.name) for path in Path(modeling.__file__).parent.glob("*.py"))
+_ROOT = re.compile(rf"README\.md|{_MODEL}|{_TOKENIZER}|{_MODULES}")
+_OURS = re.compile(rf"{_ROOT.pattern}|{_TRAINING}|{_CODE}")
+#: The base of the errors of the HTTP client: httpx or httpx2, as huggingface_hub has it.
+_HTTPError: Any = HfHubHTTPError.__bases__[0]
+
+
+class PublishError(OSError):
+    """The Hub refused, or could not be reached. Nothing is half-published; the message says what to do."""
+
+
+# What is published
+
+
+def published_files(run: str | Path, training: bool = True) -> dict[str, Path]:
+    """The files of a run by their path in the repository, once they are known to be whole.
+
+    Arguments:
+        run: the folder of a run, as ``save_run`` and the training scripts leave it.
+        training: with the model that training goes on from.
+
+    Raises:
+        FileNotFoundError: a file that is missing, by name.
+        ValueError: a file that is not what it should be: cut short, of another kind, a pooling without an export.
+    """
+    folder = Path(run)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder; the folder of a run is wanted")
+    _check_export(folder)
+    if training:
+        read_method(folder / TRAINING_FOLDER)
+        check_weights(folder / TRAINING_FOLDER)
+        _tell_of_folders(folder / TRAINING_FOLDER / "config.json")
+    wanted = re.compile(rf"{_ROOT.pattern}|{_TRAINING}" if training else _ROOT.pattern)
+    return _matching(folder, wanted)
+
+
+def _tell_of_folders(config: Path) -> None:
+    """Warn of networks that a training checkpoint names by a folder of this machine."""
+    for objective in read_json(config, "of the training checkpoint").get("objectives") or []:
+        for field, value in objective.items():
+            if isinstance(value, str) and os.path.isabs(value):
+                logger.warning(
+                    "%s names %r as %s: who goes on training from the Hub must name one of their own, so train with "
+                    "one from the Hub",
+                    config,
+                    value,
+                    field,
+                )
+
+
+def _matching(folder: Path, wanted: re.Pattern[str]) -> dict[str, Path]:
+    paths = [*folder.glob("*"), *folder.glob("[0-9]_*/*"), *folder.glob(f"{TRAINING_FOLDER}/*")]
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(paths) if path.is_file()}
+    return {name: path for name, path in files.items() if wanted.fullmatch(name)}
+
+
+def _check_export(folder: Path) -> None:
+    """Raises what ``published_files`` names, for the root of a run."""
+    config = read_json(folder / "config.json", "the export's; write it with save_run() or by a training script")
+    if config.get("model_type") in METHODS or "encoder_config" in config:
+        raise ValueError(
+            f"{folder} is a training checkpoint: name the run's folder, in which it is {TRAINING_FOLDER}/"
+        )
+    check_weights(folder)
+    for name in ("tokenizer_config.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
+        read_json(folder / name, "of the export")
+    if not any(re.fullmatch(_VOCABULARY, path.name) for path in folder.iterdir()):
+        raise FileNotFoundError(f"{folder / 'tokenizer.json'} is missing: the tokenizer's vocabulary")
+    listed: Any = read_json(folder / "modules.json", "without it sentence-transformers would take another pooling")
+    for module in listed:
+        if module["path"]:
+            read_json(folder / module["path"] / "config.json", f"of the module {module['type']}")
+        if module["type"].endswith(".Dense"):
+            check_weights(folder / module["path"])
+        if module["type"].startswith("template_pooling."):
+            _present(folder / "template_pooling.py", "the module of the prompt template")
+    _present(folder / "README.md", "the model card; write it with: csekit card")
+
+
+def _present(path: Path, what: str) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: {what}")
+    return path
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """Raises FileNotFoundError or ValueError, with the file's name and what it is."""
+    try:
+        content: dict[str, Any] = json.loads(_present(path, what).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): {what}") from None
+    return content
+
+
+def read_method(training: Path) -> str:
+    """The method of a training checkpoint.
+
+    Raises:
+        FileNotFoundError, ValueError: it is none.
+    """
+    hint = f"no model to go on training from in {training}; leave it out with --no_training"
+    kind = str(read_json(training / "config.json", hint).get("model_type"))
+    methods = {model.config_class.model_type: name for name, model in METHODS.items()}
+    if kind not in methods:
+        raise ValueError(f"{training}/config.json: model_type must be one of {', '.join(methods)}, got {kind!r}")
+    return methods[kind]
+
+
+def check_weights(folder: Path) -> None:
+    """Raises FileNotFoundError or ValueError where weights are missing or were cut short, as by a full disk."""
+    if (folder / INDEX).is_file():
+        names = sorted(set(read_json(folder / INDEX, "index of the weights")["weight_map"].values()))
+    else:
+        names = [WEIGHTS]
+    for name in names:
+        try:
+            with safe_open(_present(folder / name, "weights"), framework="pt"):  # reads the header, compares the size
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{folder / name} is not whole ({error}): write it again") from None
+
+
+# Sending it
+
+
+def push_run(
+    run: str | Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    commit_message: str | None = None,
+    training: bool = True,
+    custom_code: bool = False,
+    create_pr: bool = False,
+    token: str | None = None,
+) -> CommitInfo:
+    """Publish a run in one commit, in a new repository or as a new state of one.
+
+    Files of an earlier push that are no part of this one are deleted by the same commit; others stay. In the card,
+    the snippets load the repository.
+
+    Arguments:
+        run: the folder of a run.
+        repo_id: ``name`` or ``namespace/name``.
+        private: of a new repository; None: as the account is set.
+        revision: a branch, made where there is none; None: main.
+        commit_message: its first line.
+        training: with the model that training goes on from, in ``training/``.
+        custom_code: in the place of the export, the whole model with its code: see ``export_with_code``.
+        create_pr: as a pull request, in a repository of somebody else.
+        token: None: that of ``HF_TOKEN`` or of ``hf auth login``.
+
+    Raises:
+        FileNotFoundError, ValueError: what is wrong with the run or an argument, before anything is sent.
+        PublishError: the Hub refused or could not be reached; it holds all of the commit or nothing of it.
+    """
+    validate_repo_id(repo_id)
+    if create_pr and revision not in (None, "main"):
+        raise ValueError(f"create_pr asks for a change of main: leave out the revision, got {revision!r}")
+    with tempfile.TemporaryDirectory(prefix="csekit-push-") as scratch:
+        if custom_code:
+            files = custom_code_files(Path(run), Path(scratch))
+        else:
+            files = published_files(run, training)
+        message = commit_message or f"{Path(run).resolve().name}, by csekit"
+        return _push(files, repo_id, Path(run).resolve().name, message, private, revision, create_pr, token)
+
+
+def custom_code_files(run: Path, scratch: Path) -> dict[str, Path]:
+    """The files of a repository from which ``AutoModel`` loads the method's own class, made in ``scratch``.
+
+    Raises:
+        FileNotFoundError, ValueError: what is wrong with the run.
+    """
+    training = run / TRAINING_FOLDER
+    method = read_method(training)
+    check_weights(training)
+    card = _present(run / "README.md", "the model card; write it with: csekit card").read_text(encoding="utf-8")
+    model, tokenizer = METHODS[method].from_pretrained(training), AutoTokenizer.from_pretrained(training)
+    try:
+        export_with_code(model, scratch, tokenizer)
+    except SafetensorError as error:  # a full disk
+        raise OSError(f"{scratch}: {error}; TMPDIR names another place") from None
+    (scratch / "README.md").write_text(with_code_section(card, run.resolve().name), encoding="utf-8")
+    return _matching(scratch, _OURS)
+
+
+def _push(
+    files: Mapping[str, Path],
+    repo_id: str,
+    name: str,
+    message: str,
+    private: bool | None,
+    revision: str | None,
+    create_pr: bool,
+    token: str | None,
+) -> CommitInfo:
+    api = HfApi(token=token, library_name="csekit")
+    with hub_errors(repo_id, "making the repository", token):
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    with hub_errors(repo_id, "reading what it holds", token):
+        if revision is not None and not create_pr:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        info = api.model_info(repo_id, revision=revision)
+    operations: list[Any] = [
+        CommitOperationAdd(path, str(file)) for path, file in files.items() if path != "README.md"
+    ]
+    card = _of_repository(files["README.md"].read_text(encoding="utf-8"), name, repo_id)
+    operations.append(CommitOperationAdd("README.md", card.encode()))
+    held = [file.rfilename for file in info.siblings or []]
+    operations += [CommitOperationDelete(path) for path in held if _OURS.fullmatch(path) and path not in files]
+    with hub_errors(repo_id, "sending the files", token):
+        commit: CommitInfo = api.create_commit(
+            repo_id,
+            operations,
+            commit_message=message,
+            revision=revision,
+            create_pr=create_pr,
+            parent_commit=None if create_pr else info.sha,  # what was deleted is of this state
+        )
+    return commit
+
+
+def _of_repository(card: str, name: str, repo_id: str) -> str:
+    """A card whose snippets load the repository in the place of the folder."""
+    return card.replace(f'("{name}"', f'("{repo_id}"')
+
+
+def check_access(repo_id: str, token: str | None = None) -> str:
+    """The full id of a repository that the token's owner may write to; nothing is made.
+
+    Raises:
+        ValueError: a bad id, or one in a namespace of somebody else.
+        PublishError: no valid token, or no connection.
+    """
+    validate_repo_id(repo_id)
+    with hub_errors(repo_id, "asking who you are", token):
+        account = HfApi(token=token, library_name="csekit").whoami()
+    namespaces = [account["name"], *(organisation["name"] for organisation in account.get("orgs", []))]
+    if "/" not in repo_id:
+        return f"{namespaces[0]}/{repo_id}"
+    if repo_id.split("/")[0] not in namespaces:
+        raise ValueError(f"hub_model_id must be in a namespace of yours ({', '.join(namespaces)}), got {repo_id!r}")
+    return repo_id
+
+
+# What went wrong
+
+
+@contextmanager
+def hub_errors(repo_id: str, doing: str, token: str | None = None) -> Iterator[None]:
+    """Whatever the client raises becomes one PublishError that says what to do and holds no token."""
+    try:
+        yield
+    except (_HTTPError, OSError, RuntimeError, ValueError) as error:
+        reason = without_tokens(_reason(error, repo_id), token)
+        raise PublishError(f"{repo_id}: {doing}: {reason}") from None  # the chain would show requests and headers
+
+
+def without_tokens(text: str, token: str | None = None) -> str:
+    """The text without the access token in use, or anything that looks like one."""
+    for secret in {token, huggingface_hub.get_token()} - {None, ""}:
+        text = text.replace(str(secret), "<token>")
+    return re.sub(r"\bhf_\w{8,}", "<token>", text)
+
+
+_AGAIN = "Nothing was published; the same command does it once that is put right."
+_STATUS = {
+    401: "the Hub does not accept the token, or there is none: log in with 'hf auth login', or set HF_TOKEN to one "
+    "that may write",
+    402: "the account must be paid for, or has no room left",
+    403: "the token may not write there: take a token with write access, and a repository of your own or of your "
+    "organisation; to somebody else's repository a change can be proposed with --create_pr",
+    404: "no such repository or branch, or the token may not see it",
+    409: "another change of the repository is being made",
+    412: "the repository was changed in the meantime",
+    413: "a file is too large for the Hub",
+    429: "too many requests: wait a while",
+    507: "the Hub has no room for it",
+}
+
+
+def _reason(error: BaseException, repo_id: str) -> str:
+    """What happened, in one sentence, and what to do."""
+    answer, told = _answer(error)
+    if isinstance(error, OfflineModeIsEnabled):
+        return f"HF_HUB_OFFLINE is set: unset it to publish. {_AGAIN}"
+    if answer is not None:
+        status = int(answer.response.status_code)
+        known = _STATUS.get(status, "the Hub failed, try again later" if status >= 500 else "the Hub refused")
+        said = (answer.server_message or "").strip().splitlines()
+        return f"{status}, {known}{f' ({said[0]})' if said else ''}. {_AGAIN}"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}. {_AGAIN}"
+    if isinstance(error, PermissionError):  # of Xet, the Hub's store of large files
+        return f"{_STATUS[403]} ({told}). {_AGAIN}"
+    if isinstance(error, UnicodeError):
+        return f"the token holds a character that no token has: set HF_TOKEN, or log in, anew. {_AGAIN}"
+    if isinstance(error, ValueError):
+        return f"{told}. {_AGAIN}"
+    return (
+        f"the connection was lost or could not be made ({told}). The repository holds all of the commit or nothing "
+        "of it; the same command goes on."
+    )
+
+
+def _answer(error: BaseException) -> tuple[HfHubHTTPError | None, str]:
+    """The Hub's answer behind an error, if it gave one, and the innermost message."""
+    told, seen = str(error) or type(error).__name__, error
+    while seen is not None:
+        if isinstance(seen, HfHubHTTPError):
+            return seen, str(seen)
+        told = str(seen) or type(seen).__name__
+        seen = seen.__cause__  # type: ignore[assignment]
+    return None, told

@@ -1,0 +1,1 @@
+"""The parts that the training scripts share: arguments, runs, the demo."""

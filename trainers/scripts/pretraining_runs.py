@@ -1,0 +1,215 @@
+"""What the pre-training script does around the trainer: its arguments, its text, its model, its results file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from csekit.encoding.provenance import environment
+from csekit.evaluation.results import write_results
+from csekit.modeling import InfoCSEForPreTraining, InfoCSEPretrainingConfig
+from csekit.modeling.configuration_infocse_pretraining import OBJECTIVES
+from csekit.modeling.modeling_infocse_pretraining import set_dropout
+from csekit.trainers.arguments import PretrainingArguments
+from csekit.trainers.batches.packing import Blocks
+from csekit.trainers.data.corpora import Corpus, load_corpus
+from csekit.trainers.data.tokenizer_training import train_tokenizer
+from csekit.trainers.pretraining import PretrainingTrainer, small_budget_init_
+from csekit.trainers.scripts.run_arguments import CorpusArguments, parse_arguments
+from csekit.trainers.scripts.run_record import changed_arguments, history
+
+_SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+
+
+@dataclass
+class PretrainRunArguments(CorpusArguments):
+    """What to pre-train, on what. Without ``model_name_or_path`` it is a model from nothing."""
+
+    objective: str = field(
+        default="condenser",
+        metadata={"help": "condenser (stage 1 of InfoCSE, with an auxiliary head) or mlm (a plain masked LM)."},
+    )
+    split_layer: int | None = field(
+        default=None, metadata={"help": "k, the layer that the head reads; default: 6, half in shallow encoders."}
+    )
+    head_layers: int = field(default=2, metadata={"help": "Layers of the auxiliary head."})
+    model_type: str = field(default="bert", metadata={"help": "Family of a model from nothing."})
+    config_overrides: str | None = field(
+        default=None, metadata={"help": "Sizes of a model from nothing: hidden_size=256,num_hidden_layers=4,…"}
+    )
+    vocab_size: int | None = field(
+        default=None, metadata={"help": "Train a lower-casing WordPiece tokenizer of this size on the corpus."}
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Take this tokenizer for a model from nothing, instead of training one."}
+    )
+    small_budget_init: bool = field(
+        default=False, metadata={"help": "Start a BERT from word vectors of counts and near-identity attention."}
+    )
+    heldout_file: str | None = field(default=None, metadata={"help": "Text to evaluate on, as train_file."})
+    heldout_share: float = field(
+        default=0.01, metadata={"help": "Without heldout_file: this share of the corpus is held out; 0: none."}
+    )
+
+    def check(self) -> None:
+        """Raise ValueError for what is missing or contradicts itself."""
+        super().check()
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective must be one of {', '.join(map(repr, OBJECTIVES))}, got {self.objective!r}")
+        if not 0 <= self.heldout_share <= 0.5:
+            raise ValueError(f"heldout_share must lie in [0, 0.5], got {self.heldout_share}")
+        fresh = {
+            "--config_overrides": self.config_overrides,
+            "--vocab_size": self.vocab_size,
+            "--tokenizer_name": self.tokenizer_name,
+            "--small_budget_init": self.small_budget_init or None,
+        }
+        given = [name for name, value in fresh.items() if value is not None]
+        if self.model_name_or_path is not None and given:
+            raise ValueError(f"{given[0]} is for a model from nothing, and --model_name_or_path names a checkpoint")
+        if self.model_name_or_path is None and (self.vocab_size is None) == (self.tokenizer_name is None):
+            raise ValueError(
+                "give --model_name_or_path, or for a model from nothing either --vocab_size (a tokenizer is trained) "
+                "or --tokenizer_name"
+            )
+        if self.small_budget_init and self.model_type != "bert":
+            raise ValueError(f"small_budget_init knows model_type 'bert' only, got {self.model_type!r}")
+
+
+def parse_pretrain_arguments(argv: Sequence[str] | None = None) -> tuple[PretrainRunArguments, PretrainingArguments]:
+    """Parse a command line of pre-training; errors as in :func:`parse_run_arguments`."""
+    run, args, _ = parse_arguments((PretrainRunArguments, PretrainingArguments), argv)
+    return run, args
+
+
+def load_texts(run: PretrainRunArguments) -> tuple[Corpus, list[str], list[str]]:
+    """The corpus, its texts for training and the held-out ones: those of ``heldout_file``, or every n-th.
+
+    Raises:
+        ValueError: what is wrong with a file, by file and line.
+    """
+    corpus = load_corpus(run.train_file, run.dataset_name, columns=run.columns, max_samples=run.max_train_samples)
+    texts = corpus_texts(corpus)
+    if run.heldout_file is not None:
+        return corpus, texts, corpus_texts(load_corpus(run.heldout_file, columns=run.columns))
+    if not run.heldout_share:
+        return corpus, texts, []
+    every = max(2, round(1 / run.heldout_share))
+    return corpus, [text for i, text in enumerate(texts) if i % every], texts[::every]
+
+
+def corpus_texts(corpus: Corpus, chunk: int = 10_000) -> list[str]:
+    """All texts of a corpus in order, those of a row one behind the other."""
+    dataset: Any = corpus.dataset
+    starts = range(0, len(dataset), chunk)
+    rows = (row for i in starts for row in dataset.__getitems__(range(i, min(i + chunk, len(dataset)))))
+    return [text for row in rows for text in row["texts"]]
+
+
+def make_tokenizer(run: PretrainRunArguments, texts: Sequence[str]) -> PreTrainedTokenizerBase:
+    """The checkpoint's tokenizer, a named one, or one trained on the texts."""
+    if run.vocab_size is not None:
+        return train_tokenizer(texts, run.vocab_size)
+    return AutoTokenizer.from_pretrained(run.model_name_or_path or run.tokenizer_name)
+
+
+def make_model(run: PretrainRunArguments, tokenizer: PreTrainedTokenizerBase, blocks: Blocks) -> InfoCSEForPreTraining:
+    """The model to train, from the checkpoint or from nothing. Draws new weights from the global generator.
+
+    Raises:
+        ValueError: sizes that cannot be, a family without the objective.
+    """
+    own: dict[str, Any] = {
+        "objective": run.objective,
+        "split_layer": run.split_layer,
+        "head_layers": run.head_layers,
+    }
+    if run.model_name_or_path is not None:
+        return InfoCSEForPreTraining.from_backbone(run.model_name_or_path, dropout=run.dropout, **own)
+    encoder = new_encoder_config(tokenizer, run.model_type, run.config_overrides)
+    set_dropout(encoder, run.dropout)
+    model = InfoCSEForPreTraining(InfoCSEPretrainingConfig(encoder_config=encoder, **own))
+    if run.small_budget_init:
+        small_budget_init_(model, blocks, tokenizer)
+    return model
+
+
+def new_encoder_config(
+    tokenizer: PreTrainedTokenizerBase, model_type: str, overrides: str | None = None
+) -> PreTrainedConfig:
+    """The config of an encoder for a tokenizer.
+
+    Arguments:
+        overrides: ``name=value`` with commas between, of fields that the family has.
+
+    Raises:
+        ValueError: an unknown family or field, or a value of another type.
+    """
+    config = AutoConfig.for_model(model_type, vocab_size=len(tokenizer))
+    for name in _SPECIAL_IDS:
+        if getattr(config, name, None) is not None and getattr(tokenizer, name, None) is not None:
+            setattr(config, name, getattr(tokenizer, name))
+    for pair in filter(None, (overrides or "").split(",")):
+        name, _, value = pair.partition("=")
+        try:
+            config.update_from_string(f"{name.strip()}={value.strip()}")
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"config_overrides of {model_type!r}: {pair!r}: {error}") from None
+    config.dtype = torch.float32
+    return config
+
+
+def write_pretraining(
+    trainer: PretrainingTrainer,
+    run: PretrainRunArguments,
+    corpus: Corpus,
+    before: dict[str, float],
+    after: dict[str, float],
+    seconds: dict[str, float],
+) -> Path:
+    """Write ``results.json`` into the run's folder: setting, held-out scores before, during and after, log, time."""
+    evaluations, log = history(trainer)
+    config = trainer.model.config
+    blocks: Any = trainer.train_dataset
+    heldout = trainer.heldout
+    encoder = {name: value for name, value in config.encoder_config.to_diff_dict().items() if name[0] != "_"}
+    results = {
+        "name": Path(str(trainer.args.output_dir)).resolve().name,
+        "method": "pretraining",
+        "backbone": Path(run.model_name_or_path).name if run.model_name_or_path else None,
+        "corpus": corpus.describe(),
+        "blocks": {"train": len(blocks), "heldout": len(heldout) if heldout is not None else 0},
+        "tokens": int(blocks.lengths_N.sum()),
+        "config": {
+            "objective": config.objective,
+            "split_layer": config.split_layer,
+            "head_layers": config.head_layers if config.objective == "condenser" else None,
+            "small_budget_init": run.small_budget_init,
+            "trained_tokenizer": run.vocab_size is not None,
+            "dropout": run.dropout,
+            "encoder": encoder,
+        },
+        "arguments": changed_arguments(trainer.args),
+        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "seed": trainer.args.seed,
+        "heldout": {"before": before, "after": after, "history": evaluations},
+        "steps": trainer.state.global_step,
+        "log": log,
+        "environment": environment(),
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+    }
+    return write_results(Path(str(trainer.args.output_dir)) / "results.json", results, overwrite=True)
+
+
+def heldout_table(before: dict[str, float], after: dict[str, float]) -> str:
+    """The held-out scores before and after training, for a terminal."""
+    lines = [f"{'held-out text':28}{'before':>10}{'after':>10}"]
+    return "\n".join(lines + [f"{name:28}{before[name]:>10.4f}{value:>10.4f}" for name, value in after.items()])

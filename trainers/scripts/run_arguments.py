@@ -1,0 +1,338 @@
+"""The arguments of a training script: a preset file, training arguments and the fields of the method's config, flat.
+
+``--config preset.yaml`` holds the same names as the command line; the command line wins.
+"""
+
+import argparse
+import difflib
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
+
+from csekit.evaluation.transfer_data import resolve_transfer
+from csekit.modeling import METHODS, OBJECTIVES, CSEConfig
+from csekit.trainers.arguments import CSETrainingArguments
+
+
+@dataclass
+class CorpusArguments:
+    """What every training script asks: the encoder, the corpus, the folder."""
+
+    model_name_or_path: str | None = field(default=None, metadata={"help": "Encoder to start from: Hub id or folder."})
+    train_file: str | None = field(
+        default=None, metadata={"help": "Corpus: .txt (a sentence a line), .csv, .tsv, .json, .jsonl or .parquet."}
+    )
+    dataset_name: str | None = field(default=None, metadata={"help": "Corpus on the Hub, instead of a file."})
+    columns: list[str] | None = field(
+        default=None,
+        metadata={"help": "Column of the sentence, or of sentence and positive, or of these and hard negative."},
+    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Use only the first rows of the corpus."})
+    dropout: float | None = field(default=None, metadata={"help": "All dropout rates of the encoder."})
+    overwrite: bool = field(
+        default=False, metadata={"help": "Replace the run that output_dir holds: its checkpoints are deleted."}
+    )
+
+    def check(self) -> None:
+        """Raise ValueError for what is missing or contradicts itself."""
+        if (self.train_file is None) == (self.dataset_name is None):
+            raise ValueError("give either --train_file or --dataset_name, got both or neither")
+
+
+@dataclass
+class RunArguments(CorpusArguments):
+    """What to train, on what, and what to score."""
+
+    method: str = field(default="simcse", metadata={"help": f"One of {', '.join(METHODS)}."})
+    streaming: bool = field(default=False, metadata={"help": "Read the corpus as a stream; needs --max_steps."})
+    train_fraction: float | None = field(
+        default=None,
+        metadata={
+            "help": "Few-shot: train on this share of the corpus, drawn by --seed, with as many optimiser steps as on "
+            "all of it (or --max_steps)."
+        },
+    )
+    filter_overlap: bool = field(
+        default=False, metadata={"help": "Leave out training rows that hold a sentence of the dev or test sets."}
+    )
+    dev_file: str | None = field(
+        default=None, metadata={"help": "Scored pairs for selection (.tsv or .csv), instead of STS-B dev."}
+    )
+    test_file: str | None = field(
+        default=None,
+        metadata={"help": "Scored pairs, scored before and after training, instead of the STS test sets."},
+    )
+    dev_columns: list[str] | None = field(
+        default=None, metadata={"help": "Names or numbers of the columns of both: sentence1 sentence2 score."}
+    )
+    data_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder with SentEval's layout: STS-B dev for selection, the seven STS test sets."},
+    )
+    text_form: str = field(default="tokenized", metadata={"help": "STS texts: tokenized (as the papers) or raw."})
+    select_on: str = field(
+        default="sts",
+        metadata={
+            "help": "What chooses the checkpoint: sts (the dev set), transfer (dev accuracy of SentEval's seven "
+            "tasks) or some of these with commas, CR,TREC; they are encoded at every evaluation."
+        },
+    )
+
+    @property
+    def is_empty(self) -> bool:
+        """Neither encoder nor corpus is named."""
+        return not (self.model_name_or_path or self.train_file or self.dataset_name)
+
+    def check(self) -> None:
+        """Raise ValueError for what is missing or contradicts itself."""
+        if self.model_name_or_path is None:
+            raise ValueError("--model_name_or_path is missing: name an encoder, e.g. bert-base-uncased or a folder")
+        super().check()
+        if self.train_fraction is not None and not 0 < self.train_fraction <= 1:
+            raise ValueError(f"train_fraction must lie in (0, 1], got {self.train_fraction}")
+        if self.streaming and (self.filter_overlap or self.train_fraction is not None):
+            name = "--filter_overlap" if self.filter_overlap else "--train_fraction"
+            raise ValueError(f"{name} needs the whole corpus at the start, leave out --streaming")
+        if self.select_on != "sts":
+            resolve_transfer(self.select_on)
+            if self.data_dir is None:
+                raise ValueError(f"--select_on {self.select_on} needs --data_dir, the folder with SentEval's tasks")
+        if self.filter_overlap and not (self.data_dir or self.dev_file or self.test_file):
+            raise ValueError("--filter_overlap needs the sets to compare with: --data_dir, --dev_file or --test_file")
+
+
+def _plain_type(annotation: Any) -> type:
+    """float from ``float | None`` and the like; str where it is not one plain type."""
+    options = [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        options = [option for option in typing.get_args(annotation) if option is not type(None)]
+    return options[0] if len(options) == 1 and options[0] in (int, float, bool, str) else str
+
+
+def method_fields(method: str, objectives: list[str] | None = None) -> dict[str, type]:
+    """The config fields of a method that a command line can set, with their types.
+
+    Raises:
+        ValueError: an unknown method or objective.
+    """
+    if not isinstance(method, str) or method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
+    unknown = sorted(set(objectives or []) - set(OBJECTIVES))
+    if unknown:
+        raise ValueError(f"objectives must be among {', '.join(map(repr, OBJECTIVES))}, got {unknown[0]!r}")
+    config = METHODS[method].config_class
+    skipped = {"model_type", "sub_configs", "encoder_config", "objectives", "prompt_mask_offset"}
+    own = {name: _plain_type(kind) for name, kind in CSEConfig.__annotations__.items() if name not in skipped}
+    return own | config.flat_names(objectives)
+
+
+def read_preset(path: str | Path) -> dict[str, Any]:
+    """A YAML file of flat names.
+
+    Raises:
+        ValueError: no such file, or not a mapping of names to values.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"--config {path}: no such file")
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a YAML file: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: a preset is a mapping of names to values, got {type(content).__name__}")
+    return content
+
+
+def _early(argv: Sequence[str], preset: dict[str, Any]) -> tuple[str, list[str] | None]:
+    """Method and objectives: they decide which further names there are. ``<term>_weight`` adds an objective."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--method", default=preset.get("method", "simcse"))
+    parser.add_argument("--objectives", nargs="*", default=preset.get("objectives"))
+    known, _ = parser.parse_known_args([argument for argument in argv if argument not in ("-h", "--help")])
+    named = {*preset, *(word.removeprefix("--").split("=")[0] for word in argv if word.startswith("--"))}
+    added = [name for name in OBJECTIVES if f"{name}_weight" in named]
+    objectives = known.objectives
+    if isinstance(objectives, str):
+        objectives = [objectives]
+    if objectives is None and added and isinstance(known.method, str) and known.method in METHODS:
+        objectives = [objective.name for objective in METHODS[known.method].config_class.default_objectives()]
+    return known.method, None if objectives is None else list(dict.fromkeys([*map(str, objectives), *added]))
+
+
+class _Parser(HfArgumentParser):
+    """An error is one line; the hundred options are for ``--help``."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+
+
+@dataclass(frozen=True)
+class ExtraFields:
+    """Names that a command line knows beside those of its dataclasses.
+
+    Arguments:
+        title: over their list in ``--help``.
+        types: by name.
+        lists: of these, the ones that take several words.
+        hint: what to say of an unknown name, or nothing.
+    """
+
+    title: str
+    types: dict[str, type]
+    lists: tuple[str, ...] = ()
+    hint: Callable[[str], str] = lambda name: ""
+
+
+def build_parser(kinds: Sequence[type], extra: ExtraFields | None = None) -> HfArgumentParser:
+    """The parser of some dataclasses and of further fields; of these, what nobody sets is left out of the result."""
+    parser = _Parser(list(kinds), allow_abbrev=False)  # type: ignore[arg-type]
+    parser.add_argument("--config", help="Preset: a YAML file with these names; the command line wins.")
+    if extra is not None:
+        group = parser.add_argument_group(extra.title)
+        for name, kind in extra.types.items():
+            options: dict[str, Any] = {"type": kind, "metavar": kind.__name__}
+            if kind is bool:
+                options = {"type": string_to_bool, "metavar": "bool", "nargs": "?", "const": True}
+            elif name in extra.lists:
+                options = {"nargs": "*"}
+            group.add_argument(f"--{name}", default=argparse.SUPPRESS, **options)
+    return parser
+
+
+def parse_arguments(
+    kinds: Sequence[type],
+    argv: Sequence[str] | None = None,
+    defaults: dict[str, Any] | None = None,
+    extra: Callable[[Sequence[str], dict[str, Any]], ExtraFields] | None = None,
+) -> tuple[Any, ...]:
+    """Parse the command line of a training script: defaults, below a preset (``--config``), below the words.
+
+    Arguments:
+        kinds: the dataclasses to fill.
+        argv: default: the process's own.
+        defaults: values below those of the preset.
+        extra: from the words and the preset, the fields that are in none of the dataclasses.
+
+    Returns:
+        an instance of each dataclass, and the values of the extra fields that were set. An error ends the process with
+        status 2 and one line that names the argument, what came and what is allowed.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--config")
+    config_path = early.parse_known_args(argv)[0].config
+    try:
+        preset = dict(defaults or {}) | (read_preset(config_path) if config_path else {})
+        more = extra(argv, preset) if extra is not None else None
+        parser = build_parser(kinds, more)
+        known = {action.dest for action in parser._actions} - {"help", "config"}
+        for name in preset:
+            if name not in known:
+                raise ValueError(f"{config_path or 'defaults'}: {_unknown(str(name), known, more)}")
+        parser.set_defaults(**_typed(parser, preset, str(config_path), kinds))
+        for action in parser._actions:
+            action.required = action.required and action.dest not in preset
+        *filled, rest, unknown = _filled(parser, len(kinds), argv)
+        for word in unknown:
+            raise ValueError(_unknown(word.removeprefix("--").split("=")[0], known, more))
+    except ValueError as error:
+        early.exit(2, f"{early.prog}: error: {' '.join(str(error).split())}\n")
+    own = more.types if more is not None else {}
+    return *filled, {name: value for name, value in rest.items() if name in own}
+
+
+def _filled(parser: HfArgumentParser, count: int, argv: list[str]) -> tuple[Any, ...]:
+    """The dataclasses, the values of the other arguments, the words that nobody knows."""
+    found: Any = parser.parse_args_into_dataclasses(argv, True, look_for_args_file=False)
+    return *found[:count], vars(found[count]), [word for words in found[count + 1 :] for word in words]
+
+
+def parse_run_arguments(
+    argv: Sequence[str] | None = None, defaults: dict[str, Any] | None = None
+) -> tuple[RunArguments, CSETrainingArguments, dict[str, Any]]:
+    """Parse a command line of contrastive training.
+
+    Arguments:
+        argv: default: the process's own.
+        defaults: values below those of the preset.
+
+    Returns:
+        (run arguments, training arguments, fields for ``from_backbone``). An error ends the process with status 2 and
+        one line that names the argument, what came and what is allowed.
+    """
+    run, args, own = parse_arguments((RunArguments, CSETrainingArguments), argv, defaults, _method_extra)
+    return run, args, own
+
+
+def _method_extra(argv: Sequence[str], preset: dict[str, Any]) -> ExtraFields:
+    """The config fields of the method that words and preset name."""
+    method, objectives = _early(argv, preset)
+    taken = {f.name for kind in (RunArguments, CSETrainingArguments) for f in fields(kind)}
+    own = {name: kind for name, kind in method_fields(method, objectives).items() if name not in taken}
+    config = METHODS[method].config_class
+    if config is CSEConfig:
+        own["objectives"] = list
+
+    def hint(name: str) -> str:
+        for objective, kind in OBJECTIVES.items():
+            if name.removeprefix(f"{objective}_") in kind.config_class.field_names() and name.startswith(objective):
+                return (
+                    f" for method {method!r}; {objective!r} is not among its objectives, --{objective}_weight adds it"
+                )
+        return f" for method {method!r}"
+
+    return ExtraFields(f"fields of {config.__name__}", own, ("objectives",), hint)
+
+
+def _unknown(name: str, known: set[str], extra: ExtraFields | None) -> str:
+    hint = extra.hint(name) if extra is not None else ""
+    near = difflib.get_close_matches(name, known, n=3)
+    if near and ";" not in hint:
+        hint += f"; did you mean {' or '.join(near)}?"
+    return f"unknown argument {name!r}{hint}"
+
+
+def _typed(
+    parser: argparse.ArgumentParser, preset: dict[str, Any], path: str, kinds: Sequence[type]
+) -> dict[str, Any]:
+    """The preset's values in the types of their arguments: YAML reads ``1e-5`` as text."""
+    actions = {action.dest: action for action in parser._actions}
+    hints = {name: hint for kind in kinds for name, hint in typing.get_type_hints(kind).items()}
+    typed: dict[str, Any] = {}
+    for name, value in preset.items():
+        action = actions[name]
+        parts = typing.get_args(hints.get(name)) or (hints.get(name),)
+        if value is None and action.default is argparse.SUPPRESS:
+            continue  # a field of the method, left at its default
+        if (value is None and type(None) in parts) or (isinstance(value, dict) and dict in parts):
+            typed[name] = value
+            continue
+        several = action.nargs in ("+", "*")
+        try:
+            items = value if several and isinstance(value, list) else [value]
+            converted = [_plain_value(action.type or str, item) for item in items]
+        except (ValueError, TypeError, argparse.ArgumentTypeError):
+            kind = "bool" if action.type is string_to_bool else getattr(action.type or str, "__name__", action.type)
+            raise ValueError(f"{path}: {name} must be {kind}, got {value!r}") from None
+        typed[name] = converted if several else converted[0]
+    return typed
+
+
+def _plain_value(kind: Any, value: Any) -> Any:
+    """A scalar of YAML in the type of an argument. Raises ValueError where that would change it."""
+    if isinstance(value, list | dict | None) or (isinstance(value, bool) and kind in (int, float)):
+        raise ValueError
+    if kind is int and isinstance(value, float) and value != int(value):
+        raise ValueError
+    if kind is string_to_bool and not isinstance(value, bool | str):
+        raise ValueError
+    return kind(value if kind in (int, float, string_to_bool) else str(value))

@@ -1,0 +1,92 @@
+"""The record of a run: its settings, its scores over the steps and its log as plain values."""
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer
+
+from csekit.modeling import METHODS
+from csekit.trainers.arguments import RunTrainingArguments
+
+
+def changed_arguments(args: RunTrainingArguments) -> dict[str, Any]:
+    """The training arguments that differ from their defaults; paths, access tokens and the Hub left out."""
+    default = type(args)(output_dir=args.output_dir)
+    skipped = {"output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "accelerator_config", "use_cpu"}
+    skipped |= {"push_to_hub", "hub_model_id", "hub_revision", "hub_private_repo"}
+    changed = {}
+    for field in fields(args):
+        name, value = field.name, getattr(args, field.name)
+        told = name not in skipped and not name.endswith("_token")
+        if told and value != getattr(default, name) and _is_plain(value):
+            changed[name] = value
+    return changed
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool | type(None)) and not os.path.isabs(str(value))
+
+
+def without_folders(fields: dict[str, Any]) -> dict[str, Any]:
+    """Names of networks without the folders of this machine, and without their whole configurations."""
+    return {
+        name: Path(value).name if isinstance(value, str) and os.path.exists(value) else value
+        for name, value in fields.items()
+        if not isinstance(value, dict)
+    }
+
+
+def history(trainer: Trainer) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """(evaluations, training log) of a run, from the trainer's state, without prefixes, to 6 significant digits."""
+    evaluations, log = [], []
+    for entry in trainer.state.log_history:
+        scores = {name.removeprefix("eval_"): value for name, value in entry.items() if name.startswith("eval_")}
+        geometry = {name: value for name, value in entry.items() if name.startswith("geometry/")}
+        if scores:
+            evaluations.append({"step": entry["step"], **scores})
+        elif geometry and evaluations:  # of the evaluation just before
+            evaluations[-1] |= geometry
+        elif "loss" in entry:
+            log.append({name: float(f"{v:.6g}") if isinstance(v, float) else v for name, v in entry.items()})
+    return evaluations, log
+
+
+def positives_of(trainer: Any) -> str:
+    """Where the positives come from: ``dropout``, an augmentation, ``pairs`` or ``triplets``."""
+    further = max((spec.further_columns for spec in trainer.model.batch_specs.values()), default=0)
+    columns = len(trainer.corpus.columns) - further
+    return {2: "pairs", 3: "triplets"}.get(columns) or trainer.args.augmentation.replace("none", "dropout")
+
+
+def trainer_results(trainer: Any) -> dict[str, Any]:
+    """What a trainer itself knows of its run, as plain values; ``dev.after`` are the scores of the step that was kept,
+    as they were in training."""
+    evaluations, log = history(trainer)
+    metric = trainer.args.metric_for_best_model if trainer.args.load_best_model_at_end else None
+    config = trainer.model.config.to_diff_dict()
+    kept = {name: value for name, value in config.items() if name not in ("encoder_config", "transformers_version")}
+    kept["objectives"] = [without_folders(objective) for objective in kept.get("objectives", [])]
+    encoder = trainer.model.config.encoder_config
+    step = trainer.state.best_global_step if metric else trainer.state.global_step
+    kept_scores = next((entry for entry in evaluations if entry["step"] == step), {})
+    return {
+        "name": Path(str(trainer.args.output_dir)).resolve().name,
+        "method": next((name for name, kind in METHODS.items() if kind is type(trainer.model)), encoder.model_type),
+        "backbone": Path(trainer.model.backbone.name_or_path or "").name or encoder.model_type,
+        "corpus": trainer.corpus.describe(),
+        "positives": positives_of(trainer),
+        "config": kept | {"encoder": encoder.model_type},
+        "arguments": changed_arguments(trainer.args),
+        "seed": trainer.args.seed,
+        "dev": {
+            "metric": metric,
+            "best": trainer.state.best_metric if metric else None,
+            "step": step,
+            "after": {name: value for name, value in kept_scores.items() if name != "step" and "/" not in name},
+            "history": [{**entry, "value": entry.get(str(metric))} for entry in evaluations],
+        },
+        "test": None,
+        "log": log,
+    }

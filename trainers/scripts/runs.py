@@ -1,0 +1,297 @@
+"""What a training script does around the trainer: its dev and test sets, its results file, its card, its table."""
+
+import logging
+import math
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, set_seed
+
+from csekit.encoding.provenance import environment
+from csekit.evaluation.pairs import Pairs, read_pairs
+from csekit.evaluation.results import write_results
+from csekit.evaluation.sts import STSScores, evaluate_sts
+from csekit.evaluation.sts_data import STSTask, load_sts, load_stsb_dev
+from csekit.evaluation.transfer_data import TransferTask, load_transfer
+from csekit.modeling import METHODS
+from csekit.modeling.export import needs_code
+from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
+from csekit.trainers.data.corpora import Corpus, load_corpus
+from csekit.trainers.data.subsets import Overlap, draw_fraction, find_overlap, without_rows
+from csekit.trainers.hub.card import write_model_card
+from csekit.trainers.scripts.run_arguments import CorpusArguments, RunArguments
+from csekit.trainers.scripts.run_record import trainer_results
+from csekit.trainers.trainer import CSETrainer
+
+logger = logging.getLogger(__name__)
+
+#: Defaults of supervised training: SimCSE's for base models (Gao et al. 2021, Appendix A).
+SUPERVISED: dict[str, Any] = {
+    "per_device_train_batch_size": 512,
+    "learning_rate": 5e-5,
+    "num_train_epochs": 3,
+    "projector_at_inference": True,
+}
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """What the user can put right is one line on stderr and exit code 2, not a traceback."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        print(f"{Path(sys.argv[0]).name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def check_output_dir(run: CorpusArguments, args: RunTrainingArguments) -> None:
+    """Refuse to train over another run; with ``overwrite`` delete its checkpoints and its results first.
+
+    Raises:
+        ValueError: ``output_dir`` holds a run, finished or not, that is neither continued nor given up.
+    """
+    folder = Path(str(args.output_dir))
+    held = [*folder.glob("training/checkpoint-*"), *folder.glob("results.json")]
+    if not held or args.resume_from_checkpoint:
+        return
+    if not run.overwrite:
+        raise ValueError(
+            f"{folder} holds a run already ({held[0].relative_to(folder)}): choose another --output_dir, continue it "
+            "with --resume_from_checkpoint True, or replace it with --overwrite"
+        )
+    if args.process_index == 0:
+        for path in held:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _scored_pairs(path: str, columns: list[str] | None, name: str) -> Pairs:
+    if columns is None:
+        pairs = read_pairs(path)
+    elif len(columns) == 3:
+        numbers = [int(column) if column.isdecimal() else column for column in columns]
+        pairs = read_pairs(path, *numbers)
+    else:
+        raise ValueError(f"dev_columns must name 3 columns (sentence1 sentence2 score), got {columns}")
+    return Pairs(name, pairs.sentences1, pairs.sentences2, pairs.scores, pairs.path)
+
+
+def load_dev(run: RunArguments) -> Pairs | None:
+    """The pairs that select the checkpoint: ``dev_file``, else STS-B dev of ``data_dir``, else none.
+
+    Raises:
+        ValueError: what is wrong with the file, by file and line.
+    """
+    if run.dev_file is not None:
+        return _scored_pairs(run.dev_file, run.dev_columns, "dev")
+    if run.data_dir is not None:
+        pairs = load_stsb_dev(run.data_dir, run.text_form)
+        return Pairs("stsb", pairs.sentences1, pairs.sentences2, pairs.scores, pairs.path)
+    logger.warning("no dev set (--data_dir or --dev_file): the last checkpoint is kept")
+    return None
+
+
+def load_tests(run: RunArguments) -> list[STSTask]:
+    """The test sets: ``test_file`` as a set of its own and the seven STS sets of ``data_dir``."""
+    if run.test_file is not None:
+        return [STSTask("test", (_scored_pairs(run.test_file, run.dev_columns, "test"),), "raw")]
+    return load_sts(run.data_dir, "sts", run.text_form) if run.data_dir is not None else []
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a run trains on and is scored on.
+
+    Arguments:
+        overlap: sentences of the evaluation sets in the rows that are trained on or, where ``filtered``, in the whole
+            corpus as it was before any were left out; None where there are no sets, or the corpus is a stream.
+        filtered: whether the rows with such a sentence were left out.
+        transfer: tasks whose dev scores select the checkpoint.
+    """
+
+    corpus: Corpus
+    dev: Pairs | None
+    tests: list[STSTask]
+    overlap: Overlap | None
+    filtered: bool
+    transfer: list[TransferTask]
+
+
+def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
+    """The corpus, or the part of it that is asked for, with the dev set and, for ``do_predict``, the test sets.
+
+    A drawn fraction is trained for the steps of the whole corpus (MSSE, Appendix A): ``args.max_steps`` is set. It is
+    drawn from the rows that ``filter_overlap`` leaves.
+
+    Raises:
+        ValueError: what is wrong with a file, by file and line; nothing left to train on.
+    """
+    corpus = load_corpus(
+        run.train_file,
+        run.dataset_name,
+        columns=run.columns,
+        streaming=run.streaming,
+        max_samples=run.max_train_samples,
+    )
+    dev = load_dev(run)
+    transfer = load_transfer(str(run.data_dir), run.select_on) if run.select_on != "sts" else []
+    tests = load_tests(run) if args.do_predict or run.filter_overlap else []
+    sets = [*([(f"{dev.name} (dev)", [dev])] if dev else []), *((task.name, task.subsets) for task in tests)]
+    overlap = find_overlap(corpus, sets) if run.filter_overlap else None
+    if overlap is not None:
+        corpus = without_rows(corpus, overlap.rows)
+    if run.train_fraction is not None:
+        if args.max_steps <= 0:
+            args.max_steps = steps_of(corpus.report.used, args)
+        corpus = draw_fraction(corpus, run.train_fraction, args.seed)
+        if corpus.report.used < (batch := args.train_batch_size * args.world_size):
+            logger.warning("a batch holds the %d rows that were drawn, not %d", corpus.report.used, batch)
+    if overlap is None and sets and not corpus.streaming:
+        overlap = find_overlap(corpus, sets)
+    print(f"{corpus.name}: {corpus.report.summary()}")
+    if overlap is not None:
+        print(f"{corpus.name}: {overlap.summary(run.filter_overlap)}")
+    return RunData(corpus, dev, tests if args.do_predict else [], overlap, run.filter_overlap, transfer)
+
+
+def check_positives(corpus: Corpus) -> None:
+    """Raise ValueError for a corpus of single sentences."""
+    if len(corpus.columns) < 2:
+        raise ValueError(
+            f"{corpus.name} has one column, {corpus.columns[0]!r}: pairs or triplets are wanted (sentence, positive, "
+            "hard negative); for single sentences there is run_unsup.py"
+        )
+
+
+def steps_of(rows: int, args: CSETrainingArguments) -> int:
+    """The optimiser steps that Transformers' Trainer takes in ``num_train_epochs`` over so many rows."""
+    batches = rows / (args.train_batch_size * args.world_size)
+    per_epoch = math.floor(batches) if args.dataloader_drop_last else math.ceil(batches)
+    return math.ceil(args.num_train_epochs * max(math.ceil(per_epoch / args.gradient_accumulation_steps), 1))
+
+
+def make_trainer(
+    run: RunArguments, args: CSETrainingArguments, method_fields: dict[str, Any], data: RunData
+) -> CSETrainer:
+    """The trainer of a new model from the run's encoder, once it is told how the tokenizer fits the corpus.
+
+    Raises:
+        ValueError: a setting that cannot work.
+    """
+    name = str(run.model_name_or_path)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    template = METHODS[run.method].config_class(**method_fields).prompt_template  # a method may bring its own
+    fit = data.corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=template)
+    print(f"{data.corpus.name}: {fit.summary()}")
+    if fit.warning:
+        print(f"warning: {fit.warning}", file=sys.stderr)
+    set_seed(args.seed)
+    model = METHODS[run.method].from_backbone(name, tokenizer=tokenizer, dropout=run.dropout, **method_fields)
+    return CSETrainer(model, args, data.corpus, tokenizer, data.dev, data.transfer)
+
+
+def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, started: float) -> int:
+    """Score, train, export, score again; write results and card, print the table.
+
+    Arguments:
+        started: ``time.monotonic()`` at the start of the program.
+
+    Returns:
+        the exit code: 0, or 143 where SIGTERM stopped the training behind a checkpoint.
+    """
+    args = trainer.args
+    before = score_run(trainer, data.tests if run.test_file else [])
+    training = time.monotonic()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    if trainer.stop_on_terminate.interrupted:
+        return 143
+    seconds = {"train": time.monotonic() - training}
+    folder = trainer.save_run()
+    if trainer.is_world_process_zero():
+        after = score_run(trainer, data.tests)
+        seconds["total"] = time.monotonic() - started
+        write_run(trainer, run, data, before, after, seconds)
+        print(before_and_after(before, after))
+        print(f"\nThe encoder is in {folder}: {_loading(trainer, folder)}")
+    if args.push_to_hub:
+        with one_line_errors():
+            commit = trainer.push_to_hub()
+        if commit is not None:
+            print(f"Published: {commit.commit_url}")
+    return 0
+
+
+def _loading(trainer: CSETrainer, folder: Path) -> str:
+    """The call that loads a run's encoder. What is no export, sentence-transformers would pool in another way."""
+    if folder != Path(str(trainer.args.output_dir)):
+        return f"csekit.evaluation.load_encoder({str(folder)!r})"
+    code = ", trust_remote_code=True" if needs_code(trainer.model.config) else ""
+    return f"SentenceTransformer({str(folder)!r}{code})"
+
+
+def score_run(trainer: CSETrainer, tests: Sequence[STSTask]) -> tuple[dict[str, float], STSScores | None]:
+    """Dev scores and test scores of the model as it is."""
+    return trainer.dev_scores(), evaluate_sts(trainer.embed, tests, progress=True) if tests else None
+
+
+def run_results(
+    trainer: CSETrainer,
+    run: RunArguments,
+    data: RunData,
+    before: tuple[dict[str, float], STSScores | None],
+    after: tuple[dict[str, float], STSScores | None],
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """The results of a run as plain values: setting, scores before and after, versions, time."""
+    known = trainer_results(trainer)
+    return known | {
+        "method": run.method,
+        "backbone": Path(str(run.model_name_or_path)).name,
+        "overlap": data.overlap.describe(data.filtered) if data.overlap is not None else None,
+        "config": known["config"] | {"dropout": run.dropout},
+        "dev": known["dev"] | {"before": before[0], "after": after[0]},
+        "before": before[1].to_dict() if before[1] else None,
+        "test": after[1].to_dict() if after[1] else None,
+        "environment": environment(),
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+    }
+
+
+def write_run(
+    trainer: CSETrainer,
+    run: RunArguments,
+    data: RunData,
+    before: tuple[dict[str, float], STSScores | None],
+    after: tuple[dict[str, float], STSScores | None],
+    seconds: dict[str, float],
+) -> Path:
+    """Write ``results.json`` (with similarities beside it) and the model card into the run's folder."""
+    results = run_results(trainer, run, data, before, after, seconds)
+    folder = Path(str(trainer.args.output_dir))
+    similarities = after[1].similarities() if after[1] else None
+    path = write_results(folder / "results.json", results, similarities=similarities, overwrite=True)
+    write_model_card(folder, results, base_model=str(run.model_name_or_path))
+    return path
+
+
+def before_and_after(
+    before: tuple[dict[str, float], STSScores | None], after: tuple[dict[str, float], STSScores | None]
+) -> str:
+    """A table of the scores before and after training, for a terminal."""
+    words = {name: name.replace("_spearman", " Spearman").replace("_accuracy", " accuracy") for name in after[0]}
+    rows = [(words[name], before[0].get(name), value) for name, value in after[0].items()]
+    if after[1] is not None:
+        untrained = before[1].tasks if before[1] is not None else {}
+        for name, scores in after[1].tasks.items():
+            rows.append((f"{name} Spearman", untrained[name].all if name in untrained else None, scores.all))
+        if after[1].avg is not None:
+            rows.append(("Avg of the seven", None, after[1].avg))
+    lines = [f"{'':28}{'before':>10}{'after':>10}"]
+    for name, first, second in rows:
+        lines.append(f"{name:28}{'' if first is None else f'{first:.2f}':>10}{second:>10.2f}")
+    return "\n".join(lines)
