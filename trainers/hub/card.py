@@ -15,7 +15,7 @@ from csekit.modeling import METHODS
 from csekit.trainers.hub.card_scores import SUITES, dev_table, suite_tables
 
 #: In the repository beside this folder, in a wheel too.
-TEMPLATES = Path(__file__).resolve().parents[1] / "model_cards"
+TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"
 #: Around the part of a card that says how to load the model.
 _USE, _END_USE = "<!-- use -->", "<!-- end use -->"
 
