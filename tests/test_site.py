@@ -33,7 +33,10 @@ def test_every_page_is_there_and_the_readme_is_the_first(site: Path) -> None:
     for page in (ROOT / "docs").glob("*.md"):
         assert (site / page.stem / "index.html").exists()
     first = (site / "index.html").read_text(encoding="utf-8")
-    assert "Two commands" in first and 'href="evaluation/"' in first  # its links lead to pages of the site
+    assert "Two commands" in first
+    assert 'href="evaluation/"' in first  # its links lead to pages of the site
+    for page in ("quickstart", "architecture", "results"):
+        assert first.index(f'href="{page}/"') < first.index('class="md-content"'), f"{page} is not in the menu"
     assert (site / "files/examples/configs/diffcse-bert-base.yaml/index.html").exists()
 
 

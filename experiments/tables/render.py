@@ -11,8 +11,10 @@ a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``c
 ``encode-memory``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see
 ``experiments.tables.costs``; a ``costs`` table takes in the backbone's ``parameters`` where there are; ``speed``: see
 ``experiments.tables.retrieval``),
-``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, or
-``evaluation/TABLE`` for those that ``csekit eval`` wrote (see ``experiments.tables.scores``). An ablation table
+``frontdoor/beside``, ``frontdoor/methods`` and ``frontdoor/averages`` for the README (see
+``experiments.tables.frontdoor``), ``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for
+all files of that folder, or ``evaluation/TABLE`` for those that ``csekit eval`` wrote (see
+``experiments.tables.scores``). An ablation table
 stands in the plan's ``tables``::
 
     lambda:
@@ -52,6 +54,7 @@ from experiments.tables.costs import (
     term_gradients_table,
 )
 from experiments.tables.curves import curves_table
+from experiments.tables.frontdoor import FRONTDOOR_TABLES
 from experiments.tables.geometry import clustering_table, geometry_table
 from experiments.tables.retrieval import retrieval_table, speed_table
 from experiments.tables.scores import evaluation_table
@@ -176,6 +179,12 @@ def render(name: str, results_dir: Path) -> str:
             return _assembled(*_EVALUATION[name](results_dir))
         except (ValueError, OSError) as error:
             raise TableError(f"table:{name}: {error}") from None
+    if name in FRONTDOOR_TABLES:
+        make_table, words = FRONTDOOR_TABLES[name]
+        try:
+            return _assembled(*make_table(results_dir), words=words)
+        except (ValueError, OSError) as error:
+            raise TableError(f"table:{name}: {error}") from None
     plan, _, table = name.partition("/")
     if plan == "evaluation":
         try:
@@ -273,14 +282,15 @@ def _unit(corpus: str) -> str:
     return "sentences" if ".txt" in Path(corpus).suffixes else "rows"
 
 
-def _assembled(caption: str, head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    return "\n".join([caption, "", *_markdown(head, body)])
+def _assembled(caption: str, head: Sequence[str], body: Sequence[Sequence[str]], words: bool = False) -> str:
+    return "\n".join([caption, "", *_markdown(head, body, words)])
 
 
-def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]], words: bool = False) -> list[str]:
+    """Lines of the table; columns after the first are set to the right, where they hold ``words`` to the left."""
     rows = [[cell.replace("|", "\\|") for cell in row] for row in [head, *body]]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return [lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]]
+    return [lines[0], "|---|" + ("---|" if words else "---:|") * (len(head) - 1), *lines[1:]]
 
 
 def _spread(value: Mapping[str, Any] | None, sign: bool = False) -> str:

@@ -20,7 +20,6 @@ from csekit.evaluation.sts import STSScores, evaluate_sts
 from csekit.evaluation.sts_data import STSTask, load_sts, load_stsb_dev
 from csekit.evaluation.transfer_data import TransferTask, load_transfer
 from csekit.modeling import METHODS
-from csekit.modeling.export import needs_code
 from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
 from csekit.trainers.data.corpora import Corpus, load_corpus
 from csekit.trainers.data.subsets import Overlap, draw_fraction, find_overlap, without_rows
@@ -217,21 +216,13 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
         seconds["total"] = time.monotonic() - started
         write_run(trainer, run, data, before, after, seconds)
         print(before_and_after(before, after))
-        print(f"\nThe encoder is in {folder}: {_loading(trainer, folder)}")
+        print(f"\nThe encoder is in {folder}: csekit.load_encoder({str(folder)!r})")
     if args.push_to_hub:
         with one_line_errors():
             commit = trainer.push_to_hub()
         if commit is not None:
             print(f"Published: {commit.commit_url}")
     return 0
-
-
-def _loading(trainer: CSETrainer, folder: Path) -> str:
-    """The call that loads a run's encoder. What is no export, sentence-transformers would pool in another way."""
-    if folder != Path(str(trainer.args.output_dir)):
-        return f"csekit.evaluation.load_encoder({str(folder)!r})"
-    code = ", trust_remote_code=True" if needs_code(trainer.model.config) else ""
-    return f"SentenceTransformer({str(folder)!r}{code})"
 
 
 def score_run(trainer: CSETrainer, tests: Sequence[STSTask]) -> tuple[dict[str, float], STSScores | None]:

@@ -1,0 +1,208 @@
+"""Tables of the README: csekit beside sentence-transformers' SimCSE recipe, the methods, and their averages.
+
+Words are written here; every number comes from a results file.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from csekit.evaluation.results import read_results
+
+Table = tuple[str, list[str], list[list[str]]]
+
+_STEPS = "peers/mini-wiki-cpu.json"
+_ENCODING = "benchmarks/encode-mini-wiki-cpu.json"
+_COSTS = "costs/mini-wiki-cpu-bf16.json"
+_PRESETS = "examples/configs"
+_SPACE = "\N{NO-BREAK SPACE}"  # keeps a number and its sign on one line
+
+#: Row of the costs file, then method, paper, what it adds, class and preset.
+METHODS = {
+    "simcse-tanh": (
+        "[SimCSE](https://arxiv.org/abs/2104.08821)",
+        "nothing: dropout makes the two views of a sentence",
+        "SimCSEModel",
+        "simcse-bert-base",
+    ),
+    "informin": (
+        "[InforMin-CL](https://arxiv.org/abs/2209.10951)",
+        "rebuilds one view from the other",
+        "InforMinModel",
+        "informin-bert-base",
+    ),
+    "infocse": (
+        "[InfoCSE](https://arxiv.org/abs/2210.06432)",
+        "predicts masked words from the embedding",
+        "InfoCSEModel",
+        "infocse-bert-base",
+    ),
+    "diffcse": (
+        "[DiffCSE](https://arxiv.org/abs/2204.10298)",
+        "finds replaced words, given the embedding",
+        "DiffCSEModel",
+        "diffcse-bert-base",
+    ),
+    "msse": (
+        "MSSE (anonymous submission)",
+        "contrasts dimensions; decodes the sentence from its embedding",
+        "MSSEModel",
+        "msse-bert-base",
+    ),
+    "joint": ("any of them together", "here InfoCSE's and DiffCSE's objectives", "CSEModel", ""),
+}
+
+#: (plan, experiment, the experiment of that plan that the margin is taken over)
+AVERAGES = (
+    ("equal-terms", "untrained-cls", None),
+    ("equal-terms", "simcse-tanh", None),
+    ("equal-terms", "simcse-batchnorm", "simcse-tanh"),
+    ("equal-terms", "informin", "simcse-tanh"),
+    ("infocse-diffcse", "diffcse", "simcse-tanh"),
+    ("infocse-diffcse", "simcse-stage1", "simcse-tanh"),
+    ("infocse-diffcse", "infocse", "simcse-stage1"),
+    ("infocse-diffcse", "joint", "simcse-stage1"),
+    ("msse", "simcse", None),
+    ("msse-prompt", "msse-contrast", "simcse"),
+    ("msse", "msse-dropout", "simcse"),
+    ("msse", "msse-delete", "simcse"),
+)
+
+
+def beside_table(results_dir: Path) -> Table:
+    """Caption, head and rows: csekit beside sentence-transformers' SimCSE recipe.
+
+    Raises:
+        ValueError: a results file lacks one of the rows.
+    """
+    steps, encoding = read_results(results_dir / _STEPS), read_results(results_dir / _ENCODING)
+    rows = [
+        [
+            "methods without labels",
+            "SimCSE, InforMin-CL, InfoCSE, DiffCSE, MSSE, a masked LM beside any of them",
+            "SimCSE; TSDAE and Contrastive Tension as recipes of their own",
+        ],
+        ["combinations", "any set of objectives on one encoder", "one loss for each data set"],
+        *(_step_row(steps, precision) for precision in ("fp32", "bf16")),
+        *(_encoding_row(encoding, precision) for precision in ("fp32", "bf16")),
+        ["batches beyond memory", "cached gradients for every objective", "cached ranking losses"],
+        ["resume", "bitwise, tested", "Transformers' Trainer; not compared here"],
+        [
+            "the encoder loads in",
+            "`AutoModel`, `SentenceTransformer`, mteb, ONNX",
+            "`AutoModel`, `SentenceTransformer`, mteb, ONNX, OpenVINO",
+        ],
+    ]
+    run = steps["run"]
+    caption = (
+        "csekit beside sentence-transformers' documented SimCSE recipe. "
+        f"Speed: CPU with {run['threads']} threads, backbone {run['backbone']}, corpus {run['corpus']}; steps over "
+        f"{run['batch_size']} sentences of at most {run['max_seq_length']} tokens, median of {run['repetitions']} in "
+        f"turn; encoding with [CLS] pooling, median of {encoding['run']['repetitions']} runs in turn. "
+        "No GPU has been measured."
+    )
+    return caption, ["", "csekit", "sentence-transformers' SimCSE recipe"], rows
+
+
+def _step_row(steps: Mapping[str, Any], precision: str) -> list[str]:
+    rows = {row["name"]: row for row in steps["methods"]}
+    own, peer = (_row(rows, f"{side}-{precision}", _STEPS) for side in ("simcse", "st"))
+    ratio = f"{peer['time_ratio']:.2f} × as fast"
+    return [
+        f"training step, {precision}",
+        f"{1000 * own['seconds']:.0f} ms ({ratio})",
+        f"{1000 * peer['seconds']:.0f} ms",
+    ]
+
+
+def _encoding_row(encoding: Mapping[str, Any], precision: str) -> list[str]:
+    corpus = encoding["rows"][0]["texts"]
+    rows = {
+        row["side"]: row
+        for row in encoding["rows"]
+        if (row["texts"], row["pooling"], row["precision"]) == (corpus, "cls", precision)
+    }
+    own, peer = (_row(rows, side, _ENCODING) for side in ("csekit", "sentence-transformers"))
+    return [
+        f"encoding, {precision}",
+        f"{own['sentences_per_second']:,.0f} sentences/s ({own['speedup']:.2f} × as fast)",
+        f"{peer['sentences_per_second']:,.0f} sentences/s",
+    ]
+
+
+def methods_table(results_dir: Path) -> Table:
+    """Caption, head and rows: each method with its paper, class, preset and the time of its step relative to SimCSE's.
+
+    Raises:
+        ValueError: the file of costs lacks a method.
+    """
+    results = read_results(results_dir / _COSTS)
+    costs = {row["name"]: row for row in results["methods"]}
+    body = []
+    for name, (method, adds, model, preset) in METHODS.items():
+        link = f"[`{preset}`]({_PRESETS}/{preset}.yaml)" if preset else "`--method joint --objectives aux_mlm rtd`"
+        body.append([method, adds, f"`{model}`", link, f"{_row(costs, name, _COSTS)['time_ratio']:.2f}{_SPACE}×"])
+    run = results["run"]
+    caption = (
+        f"Step: time of an optimiser step relative to SimCSE's, backbone {run['backbone']}, {run['precision']}, CPU "
+        f"with {run['threads']} threads."
+    )
+    return caption, ["method", "what it adds to SimCSE", "class", "preset", "step"], body
+
+
+def averages_table(results_dir: Path) -> Table:
+    """Caption, head and rows: Avg of every method and its margin over SimCSE from the same start, at the same batch.
+
+    Raises:
+        ValueError: a plan lacks one of the experiments.
+    """
+    summaries = {
+        plan: json.loads((results_dir / plan / "summary.json").read_text(encoding="utf-8"))
+        for plan in dict.fromkeys(plan for plan, _, _ in AVERAGES)
+    }
+    body = []
+    for plan, name, base in AVERAGES:
+        experiments = summaries[plan]["experiments"]
+        row = _row(experiments, name, plan)
+        cells = [row["title"], _spread(row["test"]["Avg"])]
+        if base is None:
+            cells += ["", "", ""]
+        else:
+            under = _row(experiments, base, plan)
+            margin = row["test"]["Avg"]["mean"] - under["test"]["Avg"]["mean"]
+            cells += [f"{margin:+.2f}", under["title"], _p_value(summaries[plan], name, base)]
+        body.append([*cells, str(len(row["finished_seeds"]))])
+    caption = (
+        "Avg of the seven STS test sets, Spearman × 100: mean ± standard deviation over the seeds; margin: over "
+        "SimCSE from the same start and at the same batch, and for SimCSE itself over its tanh projector; p: "
+        "one-sided paired bootstrap."
+    )
+    return caption, ["", "Avg", "margin", "over", "p", "seeds"], body
+
+
+def _p_value(summary: Mapping[str, Any], name: str, base: str) -> str:
+    """p of a margin, from the plan's margins or, against the plan's baseline, from the row."""
+    margins = (summary.get("margins") or {}).get("rows", {})
+    found = margins.get(name, {}).get(base, {}).get("p_value")
+    if found is None and summary["baseline"] == base:
+        found = summary["experiments"][name].get("p_value")
+    return "" if found is None else f"<{_SPACE}0.001" if found < 0.001 else f"{found:.3f}"
+
+
+def _spread(value: Mapping[str, Any]) -> str:
+    return f"{value['mean']:.2f}" + (f"{_SPACE}±{_SPACE}{value['std']:.2f}" if value.get("std") is not None else "")
+
+
+def _row(rows: Mapping[str, Any], name: str, where: str) -> Any:
+    if name not in rows:
+        raise ValueError(f"{where} must have a row {name!r}, got {sorted(rows)}")
+    return rows[name]
+
+
+#: Marker to function, and whether all columns hold words, which are set to the left.
+FRONTDOOR_TABLES: dict[str, tuple[Callable[[Path], Table], bool]] = {
+    "frontdoor/beside": (beside_table, True),
+    "frontdoor/methods": (methods_table, True),
+    "frontdoor/averages": (averages_table, False),
+}

@@ -1,0 +1,114 @@
+"""README's tables, made of small results files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from csekit.evaluation.results import write_results
+from experiments.tables.frontdoor import METHODS
+from experiments.tables.render import TableError, update
+
+
+def page(name: str) -> str:
+    return f"<!-- table:frontdoor/{name} -->\n<!-- end table -->\n"
+
+
+def rows(text: str) -> list[list[str]]:
+    text = text.replace("\N{NO-BREAK SPACE}", " ")
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+
+
+def step(name: str, seconds: float, ratio: float = 1.0) -> dict[str, Any]:
+    return {"name": name, "seconds": seconds, "time_ratio": ratio}
+
+
+def encoded(side: str, precision: str, rate: float, speedup: float, **more: Any) -> dict[str, Any]:
+    row = {"side": side, "precision": precision, "sentences_per_second": rate, "speedup": speedup}
+    return {**row, "texts": "wiki.txt", "pooling": "cls", **more}
+
+
+def test_beside_takes_each_number_from_its_own_row(tmp_path: Path) -> None:
+    run = {"backbone": "mini", "corpus": "wiki.txt", "threads": 2, "batch_size": 64, "max_seq_length": 32}
+    steps = [step("simcse-fp32", 0.2), step("st-fp32", 0.5, 2.5), step("simcse-bf16", 0.1), step("st-bf16", 0.3, 3.0)]
+    write_results(tmp_path / "peers/mini-wiki-cpu.json", {"run": {**run, "repetitions": 20}, "methods": steps})
+    speeds = []
+    for precision, rate in (("fp32", 100.0), ("bf16", 200.0)):
+        for other in ({}, {"pooling": "mean"}, {"texts": "dev.tsv"}):  # only the first kind is shown
+            factor = 10 if other else 1
+            speeds.append(encoded("sentence-transformers", precision, rate * factor, 1.0, **other))
+            speeds.append(encoded("csekit", precision, 1.5 * rate * factor, 1.5 * factor, **other))
+    content = {"run": {"repetitions": 5}, "rows": speeds}
+    write_results(tmp_path / "benchmarks/encode-mini-wiki-cpu.json", content)
+    text = update(page("beside"), tmp_path)
+    cells = {row[0]: row[1:] for row in rows(text)}
+    assert cells["training step, fp32"] == ["200 ms (2.50 × as fast)", "500 ms"]
+    assert cells["training step, bf16"] == ["100 ms (3.00 × as fast)", "300 ms"]
+    assert cells["encoding, fp32"] == ["150 sentences/s (1.50 × as fast)", "100 sentences/s"]
+    assert cells["encoding, bf16"] == ["300 sentences/s (1.50 × as fast)", "200 sentences/s"]
+    assert "|---|---|---|\n" in text
+    assert "No GPU has been measured" in text
+
+    write_results(tmp_path / "peers/mini-wiki-cpu.json", {"run": {**run, "repetitions": 20}, "methods": steps[:3]})
+    with pytest.raises(TableError, match="must have a row 'st-bf16'"):
+        update(page("beside"), tmp_path)
+
+
+def test_methods_have_the_cost_of_their_row(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="no such results file"):
+        update(page("methods"), tmp_path)
+    run = {"backbone": "mini", "precision": "bf16", "threads": 2}
+    costs = [step(name, 1.0, 1 + number / 4) for number, name in enumerate(METHODS)]
+    write_results(tmp_path / "costs/mini-wiki-cpu-bf16.json", {"run": run, "methods": costs[::-1]})
+    body = rows(update(page("methods"), tmp_path))[2:]
+    assert [row[-1] for row in body] == ["1.00 ×", "1.25 ×", "1.50 ×", "1.75 ×", "2.00 ×", "2.25 ×"]
+    assert [row[2] for row in body][-2:] == ["`MSSEModel`", "`CSEModel`"]
+
+
+def experiment(title: str, mean: float, **more: Any) -> dict[str, Any]:
+    row = {"title": title, "test": {"Avg": {"mean": mean, "std": 0.5}}, "finished_seeds": [42, 43, 44]}
+    return {**row, **more}
+
+
+def test_averages_compare_with_the_same_start(tmp_path: Path) -> None:
+    plans: dict[str, dict[str, Any]] = {
+        "equal-terms": {
+            "untrained-cls": experiment("untrained", 55.0, finished_seeds=[None]),
+            "simcse-tanh": experiment("tanh", 60.0),
+            "simcse-batchnorm": experiment("batchnorm", 59.0, p_value=0.75),
+            "informin": experiment("InforMin-CL", 61.0, p_value=0.0001),
+        },
+        "infocse-diffcse": {
+            "simcse-tanh": experiment("tanh", 60.0),
+            "simcse-stage1": experiment("stage 1", 62.0, p_value=0.25),
+            "infocse": experiment("InfoCSE", 61.5, p_value=0.001),
+            "diffcse": experiment("DiffCSE", 60.5),
+            "joint": experiment("both", 62.5),
+        },
+        "msse": {
+            "simcse": experiment("256", 63.0),
+            "msse-dropout": experiment("DP", 63.5),
+            "msse-delete": experiment("WD", 64.0),
+        },
+        "msse-prompt": {"simcse": experiment("256", 63.0), "msse-contrast": experiment("prompt", 63.25)},
+    }
+    for plan, experiments in plans.items():
+        (tmp_path / plan).mkdir()
+        baseline = "simcse" if "simcse" in experiments else "simcse-tanh"
+        margins = {"infocse": {"simcse-stage1": {"p_value": 0.9}, "simcse-tanh": {"p_value": 0.001}}}
+        content = {"baseline": baseline, "experiments": experiments, "margins": {"rows": margins}}
+        (tmp_path / plan / "summary.json").write_text(json.dumps(content))
+    body = {row[0]: row[1:] for row in rows(update(page("averages"), tmp_path))}
+    assert body["untrained"] == ["55.00 ± 0.50", "", "", "", "1"]
+    assert body["batchnorm"] == ["59.00 ± 0.50", "-1.00", "tanh", "0.750", "3"]
+    assert body["InforMin-CL"] == ["61.00 ± 0.50", "+1.00", "tanh", "< 0.001", "3"]
+    assert body["InfoCSE"] == ["61.50 ± 0.50", "-0.50", "stage 1", "0.900", "3"]  # not its p against tanh
+    assert body["both"] == ["62.50 ± 0.50", "+0.50", "stage 1", "", "3"]
+    assert body["prompt"] == ["63.25 ± 0.50", "+0.25", "256", "", "3"]
+    del plans["msse"]["msse-delete"]
+    (tmp_path / "msse" / "summary.json").write_text(
+        json.dumps({"baseline": "simcse", "experiments": plans["msse"], "margins": None})
+    )
+    with pytest.raises(TableError, match="msse must have a row 'msse-delete'"):
+        update(page("averages"), tmp_path)
