@@ -1,6 +1,7 @@
 """Fixtures that several packages' tests share: the data folder, and a tiny BERT with its tokenizer."""
 
 import os
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ def data_dir() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("CSEKIT_DATA must name the folder with senteval/")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def host_waits() -> Any:
+    """``with host_waits() as waits``: ``waits.found`` lists what would make the host wait for a GPU."""
+    return runpy.run_path(str(Path(__file__).parent / "tests" / "host_waits.py"))["HostWaits"]
 
 
 @pytest.fixture(scope="session")

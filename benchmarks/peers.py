@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from csekit.modeling import METHODS, CSEModel, DiffCSEModel, InfoCSEModel
 from csekit.modeling.auxiliary_head import AuxiliaryHead
-from csekit.modeling.dropout import LanesDropout
+from csekit.modeling.fast_dropout import LanesDropout
 from csekit.trainers import CSECollator
 
 LEARNING_RATE, MAX_GRAD_NORM, SEED, TEMPERATURE = 3e-5, 1.0, 42, 0.05

@@ -37,7 +37,6 @@ from csekit.encoding.provenance import environment
 from csekit.evaluation.results import write_results
 from csekit.modeling import METHODS
 from csekit.trainers import CSECollator, load_corpus
-from csekit.trainers.gradient_cache import cache_gradients
 
 METHODS_FILE = Path(__file__).with_name("methods.yaml")
 LEARNING_RATE, MAX_GRAD_NORM, SEED = 3e-5, 1.0, 42
@@ -67,7 +66,7 @@ def csekit_step(
 ) -> Step:
     """A method's step, as ``CSETrainer`` takes it; ``wrap`` gives what is called instead of the model."""
     model = METHODS[method].from_backbone(setting.backbone, **fields).to(setting.device).train()
-    cache_gradients(model, cache_chunk_size)
+    model.cache_gradients(cache_chunk_size)
     tokenizer = AutoTokenizer.from_pretrained(setting.backbone)
     collator = CSECollator(tokenizer, setting.max_seq_length, model.batch_specs, SEED, model.config.prompt_template)
     clipped: dict[str, list[Any]] = {}

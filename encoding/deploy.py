@@ -24,8 +24,8 @@ from csekit.encoding.onnx import ONNX_FOLDER
 from csekit.encoding.pooled import PooledBackbone
 from csekit.encoding.provenance import checksum
 from csekit.modeling import CSEModel, SimCSEConfig, SimCSEModel
+from csekit.modeling.backbone import build_backbone
 from csekit.modeling.export import EXPORTABLE_POOLINGS, export_encoder, length_limit, save_tokenizer
-from csekit.modeling.modeling_cse import build_backbone
 
 #: What an export wrote: settings, checks, a checksum of each file of weights.
 RECORD = "export.json"

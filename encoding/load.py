@@ -22,7 +22,7 @@ from csekit.encoding.folders import (
 )
 from csekit.encoding.onnx import ONNXEncoder, onnx_file
 from csekit.encoding.pooled import PooledBackbone
-from csekit.modeling.configuration_cse import POOLINGS
+from csekit.modeling.pooling import POOLINGS
 from csekit.modeling.tokenization import own_template, sentence_frame, tokenize
 
 

@@ -24,9 +24,9 @@ from csekit.encoding.encoder import TextEncoder
 from csekit.encoding.folders import Normalize
 from csekit.encoding.onnx import EMBEDDING, ONNX_FILE, ONNX_FOLDER, STATES, ONNXEncoder, ONNXModel
 from csekit.modeling import CSEModel
+from csekit.modeling.fast_packing import PACKED_ATTENTION
 from csekit.modeling.pooling import NEEDS_HIDDEN_STATES, pool
 from csekit.modeling.tokenization import pad, sentence_frame
-from csekit.modeling.unpadding import PACKED_ATTENTION
 
 #: Largest difference to torch that passes, for values up to 1 (above, times the largest of them).
 TOLERANCE = 1e-4

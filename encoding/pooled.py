@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from csekit.modeling.fast_packing import run_encoder
 from csekit.modeling.pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
-from csekit.modeling.unpadding import run_encoder
 
 
 @dataclass

@@ -2,31 +2,49 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForPreTraining
 
-from .conditional_lm import ConditionalMaskedLM, CorrectiveLM
 from .configuration_cse import CSEConfig
-from .configuration_diffcse import (
-    ConditionalMaskedLMConfig,
-    CorrectiveLMConfig,
-    DiffCSEConfig,
-    EditedContrastConfig,
-    ReplacedTokenDetectionConfig,
-)
-from .configuration_infocse import AuxiliaryMaskedLMConfig, InfoCSEConfig
+from .configuration_diffcse import DiffCSEConfig
+from .configuration_infocse import InfoCSEConfig
 from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
-from .configuration_informin import InforMinConfig, ReconstructionConfig
-from .configuration_msse import DimensionContrastConfig, InformationCompensationConfig, MSSEConfig
+from .configuration_informin import InforMinConfig
+from .configuration_msse import MSSEConfig
 from .configuration_simcse import SimCSEConfig
-from .masked_lm import MaskedLM, MaskedLMConfig
+from .methods import METHODS
 from .modeling_cse import CSEModel
-from .modeling_diffcse import DiffCSEModel, EditedContrast, ReplacedTokenDetection
-from .modeling_infocse import AuxiliaryMaskedLM, InfoCSEModel
+from .modeling_diffcse import DiffCSEModel
+from .modeling_infocse import InfoCSEModel
 from .modeling_infocse_pretraining import InfoCSEForPreTraining, PretrainingOutput
-from .modeling_informin import InforMinModel, Reconstruction
-from .modeling_msse import DimensionContrast, InformationCompensation, MSSEModel
+from .modeling_informin import InforMinModel
+from .modeling_msse import MSSEModel
 from .modeling_simcse import SimCSEModel
-from .objectives import EditSpec, Encode, MaskingSpec, Objective, ObjectiveConfig, TargetSpec, Views
+from .objective_aux_mlm import AuxiliaryMaskedLM, AuxiliaryMaskedLMConfig
+from .objective_conditional import (
+    ConditionalMaskedLM,
+    ConditionalMaskedLMConfig,
+    CorrectiveLM,
+    CorrectiveLMConfig,
+)
+from .objective_dcm import DimensionContrast, DimensionContrastConfig
+from .objective_edited import EditedContrast, EditedContrastConfig
+from .objective_icm import InformationCompensation, InformationCompensationConfig
+from .objective_mlm import MaskedLM, MaskedLMConfig
+from .objective_reconstruction import Reconstruction, ReconstructionConfig
+from .objective_rtd import ReplacedTokenDetection, ReplacedTokenDetectionConfig
+from .objectives import (
+    EditedCopy,
+    EditSpec,
+    Encode,
+    MaskedCopy,
+    MaskingSpec,
+    Objective,
+    TargetCopy,
+    TargetSpec,
+    Views,
+    register_objective,
+)
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
-from .registry import METHODS, OBJECTIVES
+from .registry import OBJECTIVES
+from .settings import ObjectiveConfig
 
 for _model in METHODS.values():
     AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
@@ -53,6 +71,7 @@ __all__ = [
     "EditSpec",
     "EditedContrast",
     "EditedContrastConfig",
+    "EditedCopy",
     "Encode",
     "InfoCSEConfig",
     "InfoCSEForPreTraining",
@@ -64,6 +83,7 @@ __all__ = [
     "InformationCompensationConfig",
     "MSSEConfig",
     "MSSEModel",
+    "MaskedCopy",
     "MaskedLM",
     "MaskedLMConfig",
     "MaskingSpec",
@@ -77,6 +97,8 @@ __all__ = [
     "SentenceEmbeddingOutput",
     "SimCSEConfig",
     "SimCSEModel",
+    "TargetCopy",
     "TargetSpec",
     "Views",
+    "register_objective",
 ]

@@ -10,18 +10,20 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from .layers import layer_list
-from .unpadding import run_encoder
+from .backbone import build_backbone, embeddings_module, layer_list
+from .fast_packing import run_encoder
 
-#: Subfolder of a stage-1 checkpoint; the rest of the folder is a plain masked LM, which anything loads.
+#: Subfolder of a stage-1 checkpoint; the rest of the folder is a plain masked LM that Transformers loads.
 FOLDER = "auxiliary_head"
 
 
 class _PassEmbeddings(nn.Module):
-    """Stands where a family has its embeddings and hands on the states that it is given. Asked for the word embeddings
-    (gradient checkpointing does) it has None."""
+    """Replaces a family's embeddings and returns the states that it gets.
+
+    Returns None as input embeddings, which gradient checkpointing queries.
+    """
 
     def __init__(self, word_embeddings: str) -> None:
         super().__init__()
@@ -34,26 +36,16 @@ class _PassEmbeddings(nn.Module):
         return kwargs["inputs_embeds"] if kwargs.get("inputs_embeds") is not None else given[0]
 
 
-def embeddings_module(model: PreTrainedModel) -> tuple[nn.Module, str]:
-    """The parent and the name of the module that makes a model's first hidden states, whatever its family calls it.
-
-    Raises:
-        ValueError: the word embeddings do not sit in such a module.
-    """
-    words = model.get_input_embeddings()
-    paths = [name for name, module in model.named_modules() if module is words]
-    if not paths or "." not in paths[0]:
-        raise ValueError(f"{type(model).__name__} has no module around its word embeddings")
-    parent, _, name = paths[0].rpartition(".")[0].rpartition(".")
-    return model.get_submodule(parent), name
-
-
 class AuxiliaryHead(nn.Module):
-    """``num_layers`` Transformer layers of the encoder's family over given states: (N, L, H) → (N, L, H).
+    """Transformer layers of the encoder's family that read hidden states: (N, L, H) → (N, L, H).
+
+    Arguments:
+        encoder_config: the encoder's configuration.
+        num_layers: number of layers.
 
     Raises:
-        ValueError: a family that has no list of layers of its own (ALBERT), or that adds a norm behind the last one
-            (ModernBERT): the head's layers would not be the encoder's.
+        ValueError: the family has no plain list of layers (ALBERT), or adds a norm after the last layer (ModernBERT):
+            the head's layers would then differ from the encoder's.
     """
 
     def __init__(self, encoder_config: PreTrainedConfig, num_layers: int = 2) -> None:
@@ -61,11 +53,8 @@ class AuxiliaryHead(nn.Module):
         config = copy.deepcopy(encoder_config)
         config.num_hidden_layers = num_layers
         if hasattr(config, "embedding_size"):
-            config.embedding_size = config.hidden_size  # no projection behind embeddings that are not there
-        try:
-            model = AutoModel.from_config(config, add_pooling_layer=False)
-        except TypeError:
-            model = AutoModel.from_config(config)
+            config.embedding_size = config.hidden_size  # without embeddings there is nothing to project
+        model = build_backbone(config)
         layer_list(model)
         parent, name = embeddings_module(model)
         words = model.get_input_embeddings()
@@ -79,11 +68,11 @@ class AuxiliaryHead(nn.Module):
         return layer_list(self.model)
 
     def forward(self, states_NLH: Tensor, mask_NL: Tensor, places_M: Tensor | None = None) -> Tensor:
-        """The last states; with places of the flattened (N·L) those alone, (M, H)."""
+        """Return the last states (N, L, H), or those at positions of the flattened (N·L) only, (M, H)."""
         return run_encoder(self.model, mask_NL, inputs_embeds_NLH=states_NLH, places_M=places_M).last_hidden_state
 
     def copy_top_layers(self, encoder: PreTrainedModel) -> None:
-        """Start as the encoder's last layers, with what stands beside its list of layers (relative positions).
+        """Copy the encoder's last layers, and its modules outside the list of layers (relative positions).
 
         Raises:
             ValueError: the encoder has fewer layers than the head.
@@ -99,7 +88,7 @@ class AuxiliaryHead(nn.Module):
         self.model.load_state_dict(state, strict=False)
 
     def save(self, checkpoint: str | Path, layer: int | None = None) -> None:
-        """Write the head into the subfolder of a checkpoint; ``layer`` is the k whose states it was trained on."""
+        """Write the head into the subfolder of a checkpoint. ``layer`` is the k on whose states it was trained."""
         folder = Path(checkpoint) / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: value.detach().cpu().contiguous() for name, value in self.model.state_dict().items()}
@@ -112,17 +101,18 @@ class AuxiliaryHead(nn.Module):
 
         Raises:
             FileNotFoundError: the checkpoint has no auxiliary head.
-            RuntimeError: the head there has other layers or sizes.
+            RuntimeError: the checkpoint's head has another number of layers or other sizes.
         """
         self.model.load_state_dict(load_file(Path(checkpoint) / FOLDER / "model.safetensors"))
 
 
 def lower_layers(encoder_config: PreTrainedConfig, layer: int = 0) -> int:
-    """k, the layer whose states the head reads: ``layer``, or with 0 InfoCSE's 6 (§3.1), half of the encoder's layers
-    (at least 1) where it has fewer than 12.
+    """Return k, the layer whose states the head reads: ``layer``, or the default for 0.
+
+    The default is InfoCSE's 6 (§3.1); in an encoder of fewer than 12 layers half of them, at least 1.
 
     Raises:
-        ValueError: the encoder has fewer layers.
+        ValueError: the encoder has fewer layers than ``layer``.
     """
     layers = encoder_config.num_hidden_layers
     if layer > layers:

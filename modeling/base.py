@@ -1,4 +1,4 @@
-"""What every model around an encoder shares: how its config holds the encoder's, and what its class says of itself."""
+"""Base classes of the models around an encoder: a config that holds the encoder's config, and the model's flags."""
 
 from typing import Any, ClassVar
 
@@ -28,27 +28,27 @@ class EncoderWrapperConfig(PreTrainedConfig):
                 raise ValueError(f"encoder_config must have a 'model_type', got {self.encoder_config!r}")
             self.encoder_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
         super().__post_init__(**kwargs)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the trainer would fill them in otherwise
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # else the trainer would fill them in
             setattr(self, name, getattr(self.encoder_config, name, None))
 
     @property
     def initializer_range(self) -> float:
-        """Standard deviation of new weights, the encoder's."""
+        """Standard deviation of new weights, the same as the encoder's."""
         return float(getattr(self.encoder_config, "initializer_range", 0.02))
 
     @property
     def hidden_size(self) -> int:
-        """H, the encoder's."""
+        """H of the encoder."""
         return int(self.encoder_config.hidden_size)
 
     def to_dict(self) -> dict[str, Any]:
         output = super().to_dict()
-        output["encoder_config"].pop("_name_or_path", None)  # a folder of the machine that trained
+        output["encoder_config"].pop("_name_or_path", None)  # a local path, meaningless elsewhere
         return output
 
 
 class EncoderWrapper(PreTrainedModel):
-    """Base of the models around an encoder, ``backbone``."""
+    """Base of the models around an encoder, which is their attribute ``backbone``."""
 
     config_class = EncoderWrapperConfig
     base_model_prefix = "backbone"

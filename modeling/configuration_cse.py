@@ -1,4 +1,4 @@
-"""The configuration of all methods: an encoder, a pooling, a projector, one contrastive loss, a list of objectives."""
+"""Configuration of all methods: an encoder, a pooling, a projector, one contrastive loss, a list of objectives."""
 
 import difflib
 from dataclasses import replace
@@ -7,20 +7,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .base import EncoderWrapperConfig
-from .objectives import ObjectiveConfig
-
-POOLINGS = ("cls", "mean", "first_last_mean", "top2_mean", "mask")
-PROJECTORS = ("tanh", "batchnorm", "linear", "none")
-_HEAD_DROPOUTS = ("classif", "qa", "summary", "pooler")
-
-
-def dropout_fields(encoder_config: PreTrainedConfig) -> dict[str, float]:
-    """The dropout probabilities of an encoder by field name, those of task heads left out."""
-    return {
-        name: float(value)
-        for name, value in vars(encoder_config).items()
-        if "dropout" in name and isinstance(value, int | float) and not any(head in name for head in _HEAD_DROPOUTS)
-    }
+from .pooling import POOLINGS
+from .projectors import PROJECTORS
+from .registry import OBJECTIVES, registered
+from .settings import ObjectiveConfig
 
 
 class CSEConfig(EncoderWrapperConfig):
@@ -31,24 +21,24 @@ class CSEConfig(EncoderWrapperConfig):
         pooling: ``cls`` (last layer, first token), ``mean`` (last layer), ``first_last_mean`` (mean over tokens of the
             first and the last layer), ``top2_mean`` (of the last two) or ``mask`` (the mask token of the template).
         prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``, e.g.
-            ``'"{sentence}" means {mask}.'``. One that ends in ``{mask}`` is not followed by a special token, so that
-            the mask token is the last and sentence-transformers needs no code for its export.
-        prompt_mask_offset: where the template's mask token stands, from the first (≥ 0) or the last token (< 0); set
-            by ``from_backbone``, which knows the tokenizer.
-        projector: ``tanh`` (SimCSE), ``batchnorm`` (DiffCSE, InfoCSE), ``linear`` (MSSE) or ``none``; training only
-        projector_at_inference: keep the projector for embeddings (supervised SimCSE); else they are the pooled state.
-        contrastive_weight: of the contrastive term; 0 leaves it out (InfoCSE Table 5).
+            ``'"{sentence}" means {mask}.'``. A template that ends in ``{mask}`` is not followed by a special token:
+            the mask token is then the last one, and sentence-transformers needs no code for the export.
+        prompt_mask_offset: position of the template's mask token, counted from the first (≥ 0) or the last token
+            (< 0). ``from_backbone`` sets it, since it knows the tokenizer.
+        projector: ``tanh`` (SimCSE), ``batchnorm`` (DiffCSE, InfoCSE), ``linear`` (MSSE) or ``none``; training only.
+        projector_at_inference: keep the projector for embeddings (supervised SimCSE); False returns the pooled state.
+        contrastive_weight: factor of the contrastive term; 0 leaves the term out (InfoCSE Table 5).
         temperature: τ of InfoNCE.
         symmetric: average InfoNCE over both directions.
         hard_negative_weight: added to the logit of a row's own hard negative (triplets).
         mask_identical: leave texts identical to a row's own out of its denominator.
-        objectives: auxiliary objectives, as their config objects or dicts with ``name``.
+        objectives: auxiliary objectives, as config objects, names or dicts with ``name``.
 
-    Fields of the objectives can be given and read flat: ``<term>_<field>``, and just ``<field>`` where only one
+    Fields of the objectives can be given and read flat: as ``<term>_<field>``, and as ``<field>`` if only one
     objective has it. ``<term>_weight=w`` adds an objective that is not in the list.
 
     Raises:
-        ValueError: a field has a value that is not allowed; the message names field, value and what is allowed.
+        ValueError: a value that is not allowed, or an objective that is not registered.
     """
 
     model_type = "cse"
@@ -67,7 +57,7 @@ class CSEConfig(EncoderWrapperConfig):
 
     @classmethod
     def default_objectives(cls) -> list[ObjectiveConfig]:
-        """The method's own objectives, with the paper's settings."""
+        """Return the method's own objectives, with the paper's settings."""
         return []
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -78,9 +68,7 @@ class CSEConfig(EncoderWrapperConfig):
         self._check()
 
     def _set_flat(self, kwargs: dict[str, Any]) -> None:
-        """Take the objectives' flat fields out of ``kwargs``; weights first, since they add objectives."""
-        from .registry import OBJECTIVES
-
+        """Move the objectives' flat fields out of ``kwargs``; weights first, since they add objectives."""
         for name in sorted(kwargs, key=lambda name: not name.endswith("_weight")):
             if self._flat_field(name, add=True) is not None:
                 setattr(self, name, kwargs.pop(name))
@@ -99,7 +87,7 @@ class CSEConfig(EncoderWrapperConfig):
         if not isinstance(self.contrastive_weight, int | float) or self.contrastive_weight < 0:
             raise ValueError(f"contrastive_weight must be a number of at least 0, got {self.contrastive_weight!r}")
         if self.contrastive_weight == 0 and not self.objectives:
-            raise ValueError("contrastive_weight 0 needs an objective: nothing else is trained, got none")
+            raise ValueError("contrastive_weight 0 needs an objective: nothing else would train, got none")
         if self.pooling == "mask" and self.prompt_template is None:
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
         names = [objective.name for objective in self.objectives]
@@ -120,8 +108,6 @@ class CSEConfig(EncoderWrapperConfig):
         if len(owners) == 1:
             return owners[0], key
         if add and key.endswith("_weight"):
-            from .registry import OBJECTIVES
-
             name = key.removesuffix("_weight")
             if name in OBJECTIVES:
                 objectives.append(OBJECTIVES[name].config_class())
@@ -144,9 +130,12 @@ class CSEConfig(EncoderWrapperConfig):
 
     @classmethod
     def flat_names(cls, objectives: list[str] | None = None) -> dict[str, type]:
-        """The flat names of the objectives' fields with their types: what a command line can set."""
-        from .registry import OBJECTIVES
+        """Return the flat names of the objectives' fields with their types, for command lines.
 
+        Arguments:
+            objectives: names of the objectives whose fields are listed; default: the method's own. The weight of every
+                registered objective is always listed.
+        """
         own = [objective.name for objective in cls.default_objectives()] if objectives is None else objectives
         names: dict[str, type] = {f"{name}_weight": float for name in OBJECTIVES}
         for name in own:
@@ -159,13 +148,11 @@ class CSEConfig(EncoderWrapperConfig):
 
     @classmethod
     def check_names(cls, names: list[str]) -> None:
-        """Refuse names that are neither a field nor a flat field of an objective.
+        """Check that each name is a field or a flat field of an objective.
 
         Raises:
-            ValueError: an unknown name; the message lists the nearest known ones.
+            ValueError: an unknown name; the message lists the most similar known names.
         """
-        from .registry import OBJECTIVES
-
         known = set(cls.__dataclass_fields__) | set(cls.flat_names(list(OBJECTIVES)))
         for name in names:
             if name not in known:
@@ -175,7 +162,7 @@ class CSEConfig(EncoderWrapperConfig):
                 raise ValueError(f"{cls.__name__} has no field {name!r}; did you mean one of {near}?")
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> "CSEConfig":
-        """Itself. Transformers would take a flat field of an objective called ``generator`` for a config."""
+        """Return the config itself. Transformers would mistake an objective's field ``generator`` for a config."""
         return self
 
     @classmethod
@@ -186,7 +173,7 @@ class CSEConfig(EncoderWrapperConfig):
                 f"{cls.__name__} is not the config of a {kind!r} model: start from an encoder with from_backbone"
             )
         loaded = super().from_dict(config_dict, **kwargs)
-        (loaded[0] if isinstance(loaded, tuple) else loaded)._check()  # what was overridden, too
+        (loaded[0] if isinstance(loaded, tuple) else loaded)._check()  # kwargs may have changed fields
         return loaded
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,15 +188,12 @@ def _one_of(field: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def _objective_config(value: Any) -> ObjectiveConfig:
-    """An objective's config from itself, from its name or from a dict with ``name``."""
-    from .registry import OBJECTIVES
-
+    """Return an objective's config from a config object, a name or a dict with ``name``."""
     if isinstance(value, ObjectiveConfig):
         return value
     fields = {"name": value} if isinstance(value, str) else dict(value)
     name = fields.pop("name", None)
-    _one_of("the name of an objective", name, tuple(OBJECTIVES))
-    config_class = OBJECTIVES[name].config_class
+    config_class = registered(name).config_class
     unknown = sorted(set(fields) - config_class.field_names())
     if unknown:
         raise ValueError(

@@ -1,11 +1,11 @@
-"""Stage 1 of InfoCSE: what the masked language model with an auxiliary head is made of (Wu et al. 2022, §3.1)."""
+"""Configuration of stage 1 of InfoCSE: a masked LM with an auxiliary head (Wu et al., 2022, §3.1)."""
 
 from typing import Any
 
 from .auxiliary_head import lower_layers
 from .base import EncoderWrapperConfig
 
-OBJECTIVES = ("condenser", "mlm")
+PRETRAINING_OBJECTIVES = ("condenser", "mlm")
 
 
 class InfoCSEPretrainingConfig(EncoderWrapperConfig):
@@ -16,8 +16,11 @@ class InfoCSEPretrainingConfig(EncoderWrapperConfig):
         objective: ``condenser`` (the ordinary masked LM and that of the auxiliary head) or ``mlm`` (the ordinary one
             alone, without auxiliary head).
         head_layers: layers of the auxiliary head; 2 in the paper.
-        split_layer: k, the layer of the encoder whose states the head reads at all positions but the first. Default:
-            6 as in the paper, in encoders of fewer than 12 layers half of them, rounded down, at least 1.
+        split_layer: k, the encoder layer whose states the head reads at all positions but the first. Default: 6 as in
+            the paper; in encoders of fewer than 12 layers half of them, rounded down, at least 1.
+
+    Raises:
+        ValueError: a value that is not allowed.
     """
 
     model_type = "infocse_pretraining"
@@ -33,8 +36,8 @@ class InfoCSEPretrainingConfig(EncoderWrapperConfig):
         self._check()
 
     def _check(self) -> None:
-        if self.objective not in OBJECTIVES:
-            allowed = ", ".join(map(repr, OBJECTIVES))
+        if self.objective not in PRETRAINING_OBJECTIVES:
+            allowed = ", ".join(map(repr, PRETRAINING_OBJECTIVES))
             raise ValueError(f"objective must be one of {allowed}, got {self.objective!r}")
         if not isinstance(self.head_layers, int) or self.head_layers < 1:
             raise ValueError(f"head_layers must be at least 1, got {self.head_layers!r}")
@@ -45,5 +48,5 @@ class InfoCSEPretrainingConfig(EncoderWrapperConfig):
 
     @property
     def num_layers(self) -> int:
-        """Layers of the encoder."""
+        """Number of the encoder's layers."""
         return int(self.encoder_config.num_hidden_layers)

@@ -1,8 +1,8 @@
-"""Checkpoints of the methods' released code as models of ours.
+"""Convert checkpoints of the methods' released code to csekit's models.
 
-SimCSE, DiffCSE, InfoCSE and InforMin-CL save one state dict of everything that their script built: the encoder under
-``bert.`` or ``roberta.``, the head of the contrast under ``mlp.``, and beside them what trained with it. On the Hub
-lies another form, made by SimCSE's conversion script: the encoder without a prefix and the head as ``pooler.``.
+SimCSE, DiffCSE, InfoCSE and InforMin-CL save the state dict of their whole training model: the encoder under ``bert.``
+or ``roberta.``, the head of the contrast under ``mlp.``, and the auxiliary networks. The checkpoints on the Hub have
+another form, from SimCSE's conversion script: the encoder without a prefix, the head as ``pooler.``.
 """
 
 import copy
@@ -19,14 +19,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
+from .backbone import build_backbone
 from .configuration_cse import CSEConfig
-from .modeling_cse import CSEModel, build_backbone, speed_up
-from .registry import METHODS, OBJECTIVES
+from .methods import METHODS
+from .modeling_cse import CSEModel, speed_up
+from .registry import registered
 from .tokenization import sentence_frame
 
-#: In a folder, the file that holds the weights.
+#: Names of the weights file in a folder.
 FILES = ("model.safetensors", "pytorch_model.bin")
-#: What is left behind, by the start of its keys, and why.
+#: Keys that are not converted, by their start, with the reason.
 DROPPED = {
     "generator.": "the frozen generator, which is loaded by its name",
     "aux_bert.": "the discriminator (method diffcse takes it)",
@@ -37,20 +39,20 @@ DROPPED = {
     "lm_head.": "a masked-LM head",
     "cls.": "a masked-LM head",
 }
-_BUFFERS = "a buffer that is computed anew"
+_BUFFERS = "a buffer that is computed again"
 _OWN_POOLER = "the encoder's own pooler, which no method uses"
 _HEADS = ("mlp.", "pooler.")
 
 
 @dataclass
 class Conversion:
-    """What became of each key of the source.
+    """The report of a conversion: where each key of the source went.
 
     Arguments:
         taken: source key to the key of our model.
         dropped: reason to source keys.
-        unknown: source keys that nothing is known of.
-        left_out: objectives of the method whose networks the source does not hold.
+        unknown: source keys that this module does not know.
+        left_out: names of the method's objectives whose networks are not in the source.
     """
 
     taken: dict[str, str] = field(default_factory=dict)
@@ -60,33 +62,35 @@ class Conversion:
 
 
 def read_state(path: str | Path) -> dict[str, Tensor]:
-    """The state dict of a file (.safetensors, .bin, .pt), or of the one in a folder. No code of it is run.
+    """Read the state dict of a file (.safetensors, .bin, .pt) or of the weights file in a folder.
+
+    No code in the file is executed.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it holds something else than tensors by name.
+        FileNotFoundError: there is no such file.
+        ValueError: the file does not hold tensors by name.
     """
     path = Path(path).expanduser()
     candidates = [path / name for name in FILES] if path.is_dir() else [path]
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
-        raise FileNotFoundError(f"{path}: no checkpoint there, a file or a folder with {' or '.join(FILES)} is wanted")
+        raise FileNotFoundError(f"{path} must be a weights file or a folder with {' or '.join(FILES)}: none found")
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
         content = torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(f"{file}: no state dict of tensors alone: {str(error).splitlines()[0][:200]}") from None
+        raise ValueError(f"{file} must hold a state dict of tensors: {str(error).splitlines()[0][:200]}") from None
     state = content.get("state_dict", content) if isinstance(content, dict) else content
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{file}: a state dict is wanted, tensors by name, got {type(state).__name__}")
+        raise ValueError(f"{file} must hold a state dict of tensors, got {type(state).__name__}")
     return {name.removeprefix("module."): value for name, value in state.items()}  # saved under DataParallel
 
 
 def found_projector(names: Iterable[str], prefix: str) -> tuple[str, str]:
-    """(kind, start of its keys) of the head in a state dict, ``("none", "")`` where it has none.
+    """Return the kind of the head in a state dict and the start of its keys; ``("none", "")`` without a head.
 
-    ``pooler.`` is the head in the Hub's form alone: encoder without prefix, no ``mlp.``.
+    ``pooler.`` is the head in the Hub's form only, in which the encoder has no prefix and there is no ``mlp.``.
     """
     names = set(names)
     encoder_prefixed = any(name.startswith(f"{prefix}.") for name in names)
@@ -105,20 +109,26 @@ def found_projector(names: Iterable[str], prefix: str) -> tuple[str, str]:
 def convert_checkpoint(
     checkpoint: str | Path, backbone: str | Path, method: str = "simcse", allow_unknown: bool = False, **config: Any
 ) -> tuple[CSEModel, Conversion]:
-    """A model of ours with the weights of a checkpoint of released code, in eval mode.
+    """Convert a checkpoint of released code to a csekit model in eval mode.
 
     Arguments:
         checkpoint: a file or folder, see :func:`read_state`.
-        backbone: name or path of what it was trained from; its configuration and tokenizer are taken, no weight.
-        method: one of ``METHODS``. Its objectives are kept where they have no weights of their own, or the source
-            holds them (DiffCSE's discriminator with its head); the others are left out.
-        allow_unknown: leave unknown keys behind, too.
-        config: fields of the method's config. ``projector`` follows the source: ``mlp.dense`` is ``tanh`` (the
-            activation is in no file: ``linear`` can be given), ``mlp.net`` is ``batchnorm``; ``"none"`` drops it.
+        backbone: name or path of the checkpoint that it was trained from. Only its configuration and tokenizer are
+            read.
+        method: one of ``METHODS``. An objective is kept if it has no weights, or if the source holds them (DiffCSE's
+            discriminator with its head); the others are left out.
+        allow_unknown: True to ignore unknown keys.
+        config: fields of the method's config. ``projector`` follows the source: ``mlp.dense`` is ``tanh`` (the file
+            does not name the activation: pass ``linear`` if it is none), ``mlp.net`` is ``batchnorm``; ``"none"``
+            drops the head.
+
+    Returns:
+        the model and a report of the keys.
 
     Raises:
-        FileNotFoundError, ValueError: what :func:`read_state` raises; unknown keys, missing weights or other shapes
-            than the backbone's; an unknown method or field; a head that is not there or of another kind.
+        FileNotFoundError: there is no weights file.
+        ValueError: the file is no state dict, has unknown keys, lacks weights or has other shapes than the backbone;
+            the method or a field is unknown; the head is missing or of another kind.
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
@@ -127,7 +137,9 @@ def convert_checkpoint(
     state = read_state(checkpoint)
     encoder_config = AutoConfig.from_pretrained(str(backbone))
     if isinstance(encoder_config, CSEConfig):
-        raise ValueError(f"{backbone} is a training checkpoint: --backbone wants the plain encoder it began as")
+        raise ValueError(
+            f"--backbone must be the plain encoder that training began with, {backbone} is a training checkpoint"
+        )
     encoder_config.dtype = torch.float32
     with torch.device("meta"):
         skeleton = build_backbone(encoder_config)
@@ -144,18 +156,18 @@ def convert_checkpoint(
     _account(state, model, start if model_config.projector != "none" else "", report)
     if report.unknown and not allow_unknown:
         raise ValueError(
-            f"{checkpoint}: {len(report.unknown)} keys of unknown purpose: {_listed(report.unknown)}; --allow_unknown "
-            "leaves them behind"
+            f"{checkpoint} has {len(report.unknown)} unknown keys: {_listed(report.unknown)}; --allow_unknown ignores "
+            "them"
         )
     _load(model, state, report, f"{checkpoint}", str(backbone))
     return speed_up(model.eval()), report  # type: ignore[return-value]
 
 
 def _check_head(found: str, config: dict[str, Any], checkpoint: str | Path) -> None:
-    """Raise ValueError where the head that is asked for is not the one that is there."""
+    """Check that the source has the head that the config asks for. Raises ValueError."""
     wanted = config["projector"]
     if wanted not in (found, "none") and {wanted, found} != {"tanh", "linear"}:
-        raise ValueError(f"projector must be {found!r}, what {checkpoint} holds, or 'none', got {wanted!r}")
+        raise ValueError(f"projector must be {found!r}, as in {checkpoint}, or 'none', got {wanted!r}")
     if config.get("projector_at_inference") and wanted == "none":
         raise ValueError(f"projector_at_inference needs a head, and {checkpoint} has none (mlp.* or pooler.*)")
 
@@ -163,11 +175,11 @@ def _check_head(found: str, config: dict[str, Any], checkpoint: str | Path) -> N
 def _keep_objectives(
     config: CSEConfig, encoder_config: PreTrainedConfig, state: dict[str, Tensor], backbone: str
 ) -> list[str]:
-    """Take out the objectives whose networks the source does not hold. Returns their names."""
+    """Remove the objectives whose networks are not in the source. Return their names."""
     kept, left_out = [], []
     for settings in config.objectives:
         with torch.device("meta"):
-            weights = list(OBJECTIVES[settings.name](settings, copy.deepcopy(encoder_config)).parameters())
+            weights = list(registered(settings.name)(settings, copy.deepcopy(encoder_config)).parameters())
         held = settings.name == "rtd" and {"electra_head.weight", "electra_head.bias"} <= state.keys()
         if weights and not held:
             left_out.append(settings.name)
@@ -179,7 +191,7 @@ def _keep_objectives(
 
 
 def _account(state: dict[str, Tensor], model: CSEModel, head: str, report: Conversion) -> None:
-    """Say of every key of the source what becomes of it."""
+    """Report for every key of the source where it goes."""
     ours = set(model.state_dict())
     prefix = f"{model.backbone.base_model_prefix}."
     prefixed = any(name.startswith(prefix) for name in state)
@@ -194,7 +206,7 @@ def _account(state: dict[str, Tensor], model: CSEModel, head: str, report: Conve
 
 
 def _target(name: str, prefix: str, head: str, ours: set[str]) -> str | None:
-    """The key of our model that a key of the source fills."""
+    """Return the key of our model that a source key fills, or None."""
     plain = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
     if head and name.startswith(head):
         rest = name.removeprefix(head)
@@ -209,7 +221,7 @@ def _target(name: str, prefix: str, head: str, ours: set[str]) -> str | None:
 
 
 def _reason(name: str, prefix: str) -> str | None:
-    """Why a key is left behind; None where nothing is known of it."""
+    """Return the reason why a key is not converted; None for an unknown key."""
     if name.endswith((".position_ids", ".token_type_ids")):
         return _BUFFERS
     if name.startswith(f"{prefix}pooler."):
@@ -220,12 +232,12 @@ def _reason(name: str, prefix: str) -> str | None:
 
 
 def _load(model: CSEModel, state: dict[str, Tensor], report: Conversion, checkpoint: str, backbone: str) -> None:
-    """Fill the model. Raises ValueError: weights are missing or have other shapes."""
+    """Fill the model. Raises ValueError if weights are missing or have other shapes."""
     own = model.state_dict()
     for name, target in report.taken.items():
         theirs, ours = tuple(state[name].shape), tuple(own[target].shape)
         if theirs != ours:
-            raise ValueError(f"{checkpoint}: {name} has the shape {theirs}, {backbone} wants {ours}")
+            raise ValueError(f"{name} of {checkpoint} must have the shape {ours} of {backbone}, got {theirs}")
     missing = set(own) - set(report.taken.values())
     missing = {name for name in missing if not name.endswith((".num_batches_tracked", ".position_ids"))}
     if missing:

@@ -1,45 +1,43 @@
-"""A training checkpoint with the code of its method beside it, for ``AutoModel`` with ``trust_remote_code=True``.
+"""A training checkpoint together with its method's code, for ``AutoModel`` with ``trust_remote_code=True``.
 
-The plain export needs no code and is what most people want. This one gives back the method's own class where csekit
-is not installed: embeddings by the method's pooling and template, projector and objectives included.
+Most users want the plain export, which needs no code. This form returns the method's own class without csekit: its
+pooling, template, projector and objectives.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from .export import EXPORTABLE_POOLINGS, length_limit, needs_code, save_tokenizer, write_modules
-
-if TYPE_CHECKING:
-    from .modeling_cse import CSEModel
+from .modeling_cse import CSEModel
 
 
-def export_with_code(model: "CSEModel", path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Write the whole model, the files its class is made of, and the tokenizer with the template in it, to ``path``.
+def export_with_code(model: CSEModel, path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Write the model, the source files of its class, and the tokenizer with the template to ``path``.
 
-    ``config.json`` names the classes (``auto_map``). For sentence-transformers the pooling's metadata are written
-    where it has such a pooling; it needs ``trust_remote_code=True`` as well, and computes the state before the
-    projector and its ``Dense`` modules behind it, as in :func:`export_encoder`.
+    ``config.json`` names the classes (``auto_map``). If sentence-transformers supports the pooling, its metadata are
+    written too; it then needs ``trust_remote_code=True`` as well. A projector kept at inference becomes its ``Dense``
+    modules, as in :func:`export_encoder`.
 
     Raises:
-        ValueError: a template, and a tokenizer that cannot hold it.
+        ValueError: the model has a template, and the tokenizer cannot hold it.
     """
     path.mkdir(parents=True, exist_ok=True)
     limit = length_limit(model.backbone, tokenizer)
     save_tokenizer(tokenizer, path, limit, model.config.prompt_template)
     if model.config.pooling in EXPORTABLE_POOLINGS and not needs_code(model.config):
-        write_modules(model, path, limit)  # before the code, whose template_pooling.py it would take for a stale one
+        write_modules(model, path, limit)  # before the code: it removes template_pooling.py
     with _auto_classes(model):
         model.save_pretrained(path)
     return path
 
 
 @contextmanager
-def _auto_classes(model: "CSEModel") -> Iterator[None]:
-    """Inside, ``save_pretrained`` writes the code too. Registered for good, the classes would do so at every
+def _auto_classes(model: CSEModel) -> Iterator[None]:
+    """Let ``save_pretrained`` write the code inside the context. A lasting registration would do so at every
     checkpoint."""
     kinds: dict[Any, str] = {type(model): "AutoModel", type(model.config): "AutoConfig"}
     try:

@@ -1,7 +1,7 @@
 """Collectives with gradient: W processes with B/W rows each give the loss and the gradient of one process with B rows.
 
-Each process computes the mean over its own rows, and DDP averages the gradients over processes. What crosses processes
-(keys of the contrast, moments of batch statistics) therefore sends its gradient back summed, not averaged.
+Each process computes the mean over its own rows, and DDP averages the gradients over processes. Tensors that cross
+processes (keys of the contrast, moments of batch statistics) therefore return summed, not averaged, gradients.
 """
 
 from typing import Any
@@ -12,10 +12,12 @@ from torch import Tensor
 
 
 def world_size() -> int:
+    """Return the number of processes, 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
+    """Return the number of this process, 0 without a process group."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
@@ -50,18 +52,26 @@ class _Sum(torch.autograd.Function):
 
 
 def gather_rows(rows: Tensor) -> Tensor:
-    """(B, …) of each process → (W·B, …) of all, in the order of ranks, with gradient. B must be equal on all."""
+    """Concatenate the rows of all processes by rank, with gradient: (B, …) → (W·B, …). All need the same B."""
     return rows if world_size() == 1 else _GatherRows.apply(rows)
 
 
 def sum_over_processes(value: Tensor) -> Tensor:
-    """Sum of a tensor over processes, with gradient."""
+    """Sum a tensor over processes, with gradient."""
     return value if world_size() == 1 else _Sum.apply(value)
 
 
+def own_columns(rows_B: Tensor) -> Tensor:
+    """Return the indices of this process's rows among those of all processes, (B,) int64."""
+    return torch.arange(len(rows_B), device=rows_B.device) + rank() * len(rows_B)
+
+
 def token_mean(total: Tensor, count: int | Tensor) -> Tensor:
-    """Mean over the tokens of all processes of a loss summed over this one's: DDP's averaging is undone, so that every
-    token weighs the same wherever it stands. No token at all gives 0. A count that is a tensor stays on its device."""
+    """Divide a loss summed over this process's tokens by the mean number of tokens per process.
+
+    DDP averages gradients over processes. The result is thus the mean over the tokens of all processes: every token
+    has the same weight, whatever its process. Without any token it is 0. A count on a device stays there.
+    """
     if world_size() == 1:
         return total / (count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1))
     tokens = count.float().clone() if isinstance(count, Tensor) else torch.tensor(float(count), device=total.device)

@@ -1,6 +1,6 @@
-"""The plain encoder as a folder that ``AutoModel`` and ``SentenceTransformer`` load, with the pooling of its training.
+"""Export the plain encoder with the pooling of its training, for ``AutoModel`` and ``SentenceTransformer``.
 
-Without pooling metadata sentence-transformers falls back to mean pooling and says so only in passing.
+Without pooling metadata sentence-transformers uses mean pooling, with no more than a log line.
 """
 
 import copy
@@ -8,23 +8,20 @@ import json
 import logging
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from .configuration_cse import CSEConfig
 from .template_pooling import TemplatePooling
 from .tokenization import own_template, with_template
 
-if TYPE_CHECKING:
-    from .configuration_cse import CSEConfig
-    from .modeling_cse import CSEModel
-
 logger = logging.getLogger(__name__)
 
-#: Poolings that sentence-transformers has a flag for; ``mask`` where the template ends in its mask token.
+#: sentence-transformers' flag of each pooling; that of ``mask`` is for templates that end in the mask token.
 EXPORTABLE_POOLINGS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -43,42 +40,54 @@ _TRANSFORMER, _POOLING, _DENSE = (
 _IDENTITY, _TANH, _RELU = (
     f"torch.nn.modules.{name}" for name in ("linear.Identity", "activation.Tanh", "activation.ReLU")
 )
-
-
-#: The module of templates that do not: its file is copied into the export.
+#: The pooling module of other templates; its file is copied into the export.
 TEMPLATE_POOLING = f"template_pooling.{TemplatePooling.__name__}"
 
 
+class SentenceEncoder(Protocol):
+    """The parts of a :class:`CSEModel` that an export reads."""
+
+    config: CSEConfig
+    backbone: PreTrainedModel
+    projector: nn.Module
+
+
 def check_exportable(pooling: str) -> None:
-    """Raise ValueError for a pooling that sentence-transformers cannot compute."""
+    """Check that sentence-transformers can compute a pooling.
+
+    Raises:
+        ValueError: it cannot.
+    """
     if pooling not in EXPORTABLE_POOLINGS:
         allowed = ", ".join(map(repr, EXPORTABLE_POOLINGS))
         raise ValueError(
             f"an encoder with pooling {pooling!r} cannot be exported: sentence-transformers has no such pooling "
-            f"(it has {allowed}) and would silently use another; load its training checkpoint with csekit instead"
+            f"(it has {allowed}) and would silently use another one; load the training checkpoint with csekit instead"
         )
 
 
-def needs_code(config: "CSEConfig") -> bool:
-    """Whether sentence-transformers needs the export's own module: its pooling reads a mask token that is not the
-    last."""
+def needs_code(config: CSEConfig) -> bool:
+    """Return True if the export needs its own pooling module: the pooled mask token is not the last token."""
     return config.pooling == "mask" and config.prompt_mask_offset != -1
 
 
 def length_limit(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens that the encoder can read, special ones included: the tokenizer's limit or its positions."""
+    """Return how many tokens the encoder can read, special ones included: the tokenizer's limit or the encoder's
+    positions, whichever is smaller."""
     positions = getattr(backbone.config, "max_position_embeddings", None) or 512
     tables = [
         m for m in backbone.modules() if isinstance(m, nn.Embedding) and m is not backbone.get_input_embeddings()
     ]
     for table in tables:
         if table.num_embeddings == positions and table.padding_idx is not None:
-            return int(min(tokenizer.model_max_length, positions - table.padding_idx - 1))  # RoBERTa counts from there
+            return int(
+                min(tokenizer.model_max_length, positions - table.padding_idx - 1)
+            )  # RoBERTa's positions start there
     return int(min(tokenizer.model_max_length, positions))
 
 
 def _dense_layers(projector: Any) -> list[tuple[nn.Linear, str]]:
-    """A projector as linear layers with an activation each; batch norms are folded into the layer before them."""
+    """Return a projector as linear layers and their activations; batch norms are folded into the layer before."""
     if isinstance(projector, nn.Linear):
         return [(projector, _IDENTITY)]
     if isinstance(projector, nn.Identity):
@@ -91,7 +100,7 @@ def _dense_layers(projector: Any) -> list[tuple[nn.Linear, str]]:
 
 
 def fold(linear: nn.Linear, norm: nn.BatchNorm1d) -> nn.Linear:
-    """The linear layer that equals ``norm(linear(x))`` in eval mode."""
+    """Return the linear layer that equals ``norm(linear(x))`` in eval mode."""
     assert norm.running_mean is not None and norm.running_var is not None
     scale = torch.rsqrt(norm.running_var + norm.eps) * (norm.weight if norm.affine else 1.0)
     shift: Tensor | float = norm.bias if norm.affine else 0.0
@@ -103,11 +112,15 @@ def fold(linear: nn.Linear, norm: nn.BatchNorm1d) -> nn.Linear:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path, limit: int, template: str | None = None) -> None:
-    """Save a copy with this length limit, without the truncation and padding of the caller's last call. It puts the
-    template around every text by itself.
+    """Save a copy of the tokenizer that puts the template around every text.
+
+    The copy does not keep the truncation and padding of the caller's last call.
+
+    Arguments:
+        limit: its length limit in tokens.
 
     Raises:
-        ValueError: what :func:`with_template` refuses.
+        ValueError: :func:`with_template` refuses the template.
     """
     tokenizer = copy.deepcopy(tokenizer) if template is None else with_template(tokenizer, template)
     tokenizer.model_max_length = limit
@@ -115,7 +128,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path, limit: int, t
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     tokenizer.save_pretrained(path)
-    if own_template(tokenizer) is not None:  # the classes of the families would build their own post-processor
+    if own_template(tokenizer) is not None:  # a family's own class would replace the post-processor
         file = path / "tokenizer_config.json"
         inputs = {"model_input_names": tokenizer.model_input_names}
         _write(file, {**json.loads(file.read_text()), "tokenizer_class": "PreTrainedTokenizerFast", **inputs})
@@ -126,17 +139,16 @@ def _write(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def export_encoder(model: "CSEModel", path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Write backbone, tokenizer and sentence-transformers' metadata to ``path``.
+def export_encoder(model: SentenceEncoder, path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Write backbone, tokenizer and sentence-transformers' metadata to ``path``, and return it.
 
-    The length limit is the encoder's own, not that of training. A prompt template goes into the tokenizer. The state
-    of a mask token that is the last token is last-token pooling; of another one, it needs a module that is copied to
-    ``template_pooling.py``, with a warning. A projector kept at inference becomes ``Dense`` modules behind the
-    pooling; ``AutoModel`` alone then gives the state before it.
+    The length limit is the encoder's own, not that of training. The tokenizer holds the prompt template. Mask pooling
+    becomes last-token pooling if the mask token is the last one; else the export gets a module of its own,
+    ``template_pooling.py``, with a warning. A projector kept at inference becomes ``Dense`` modules after the pooling;
+    ``AutoModel`` alone then returns the state before it.
 
     Raises:
-        ValueError: a pooling that has no native form in sentence-transformers; a template, and a tokenizer that cannot
-            hold it.
+        ValueError: sentence-transformers does not support the pooling, or the tokenizer cannot hold the template.
     """
     check_exportable(model.config.pooling)
     limit = length_limit(model.backbone, tokenizer)
@@ -146,9 +158,8 @@ def export_encoder(model: "CSEModel", path: Path, tokenizer: PreTrainedTokenizer
     return path
 
 
-def write_modules(model: "CSEModel", path: Path, limit: int) -> None:
-    """Write what sentence-transformers reads beside the encoder: the list of modules, pooling and projector, the limit
-    of length."""
+def write_modules(model: SentenceEncoder, path: Path, limit: int) -> None:
+    """Write sentence-transformers' files: the list of modules, pooling, projector and length limit."""
     for stale in path.glob("[0-9]_Dense"):
         shutil.rmtree(stale)
 
@@ -167,8 +178,8 @@ def write_modules(model: "CSEModel", path: Path, limit: int) -> None:
     _write(path / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "cosine"})
 
 
-def write_pooling(config: "CSEConfig", path: Path) -> str:
-    """Write the pooling's folder. Returns the type of its module."""
+def write_pooling(config: CSEConfig, path: Path) -> str:
+    """Write the pooling's folder and return the type of its module."""
     folder, width = path / "1_Pooling", config.hidden_size
     folder.mkdir(parents=True, exist_ok=True)
     if needs_code(config):
@@ -176,7 +187,7 @@ def write_pooling(config: "CSEConfig", path: Path) -> str:
             "the mask token of prompt_template %r is not the last token, and sentence-transformers has no pooling for "
             "it: the export carries template_pooling.py, which SentenceTransformer runs with trust_remote_code=True "
             "only (AutoModel needs no code: last_hidden_state at the mask token). A template that ends in '{mask}' "
-            "needs none.",
+            "needs no code.",
             config.prompt_template,
         )
         assert config.prompt_mask_offset is not None

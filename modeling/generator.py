@@ -1,6 +1,6 @@
-"""A frozen masked LM that fills places of a text, held outside the state dict.
+"""A frozen masked LM that fills positions of a text. It is not part of the state dict.
 
-Shape suffixes: R rows, K tokens, M places to fill, V vocabulary.
+Shape suffixes: R rows, K tokens, M positions to fill, V vocabulary.
 """
 
 from typing import Any
@@ -10,33 +10,33 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from .masked_lm import _Passthrough
-from .unpadding import pack_batches, run_encoder
+from .fast_packing import pack_batches, run_encoder
+from .masked_lm_head import Passthrough
 
 
 class Generator:
     """The generator of replaced token detection: any masked LM, never trained.
 
-    Not an ``nn.Module``, so that a model that holds one neither saves nor trains nor switches it.
+    It is no ``nn.Module``, so that the model that holds it neither saves nor trains it, nor switches its mode.
 
     Arguments:
-        name_or_path: of a masked-LM checkpoint.
-        vocab_size: only the first so many ids are generated.
+        name_or_path: name or path of a masked-LM checkpoint.
+        vocab_size: only ids below this number are generated.
 
     Raises:
-        ValueError: the checkpoint cannot be loaded or lacks weights of its masked-LM head; they would be random.
+        ValueError: the checkpoint cannot be loaded, or lacks weights of its masked-LM head, which would be random.
     """
 
     def __init__(self, name_or_path: str, vocab_size: int) -> None:
         verbosity = transformers_logging.get_verbosity()
-        transformers_logging.set_verbosity_error()  # a pooler that is not needed is no news
+        transformers_logging.set_verbosity_error()  # silences the warning about an unused pooler
         try:
             model, info = AutoModelForMaskedLM.from_pretrained(
                 name_or_path, output_loading_info=True, dtype=torch.float32
             )
         except OSError as error:
             raise ValueError(
-                f"generator {name_or_path!r} cannot be loaded: {error}; name another in the field generator"
+                f"generator {name_or_path!r} cannot be loaded: {error}; name another one in the field generator"
             ) from error
         finally:
             transformers_logging.set_verbosity(verbosity)
@@ -47,13 +47,13 @@ class Generator:
             )
         self.name_or_path, self.vocab_size = name_or_path, vocab_size
         self.backbone: Any = getattr(model, model.base_model_prefix)
-        setattr(model, model.base_model_prefix, _Passthrough())
+        setattr(model, model.base_model_prefix, Passthrough())
         self.head: nn.Module = model
         self.networks = nn.ModuleList([self.backbone, self.head]).requires_grad_(False).eval()
         pack_batches(self.backbone)
 
     def logits(self, ids_RK: Tensor, mask_RK: Tensor, positions_M: Tensor, dropout: bool = False) -> Tensor:
-        """(M, V) logits at ``positions_M`` of the flattened ids; only these rows meet the vocabulary."""
+        """Return the logits (M, V) at ``positions_M`` of the flattened ids; no other logits are computed."""
         if self.backbone.device != ids_RK.device:
             self.networks.to(ids_RK.device)
         if self.networks.training != dropout:
@@ -65,16 +65,24 @@ class Generator:
     def fill(
         self, ids_RK: Tensor, mask_RK: Tensor, positions_M: Tensor, sampling: str, dropout: bool = False
     ) -> Tensor:
-        """The ids with the generator's tokens at ``positions_M``: drawn from its distribution (``sample``, by torch's
-        global generator) or the likeliest ones (``argmax``)."""
+        """Return the ids with the generator's tokens at ``positions_M``, (R, K).
+
+        Arguments:
+            sampling: ``sample`` draws from its distribution with torch's global generator; ``argmax`` takes the
+                likeliest token.
+            dropout: True to keep the generator's dropout on.
+        """
         logits_MV = self.logits(ids_RK, mask_RK, positions_M, dropout)
         tokens_M = draw(logits_MV) if sampling == "sample" else logits_MV.argmax(-1)
         return ids_RK.flatten().index_copy(0, positions_M, tokens_M).view_as(ids_RK)
 
 
 def draw(logits_MV: Tensor) -> Tensor:
-    """A token of each row's distribution, (M,) int64, by inversion: one random number a row, while Gumbel's trick
-    draws one for each entry of the vocabulary; ``torch.multinomial`` would wait for the device."""
+    """Draw a token from each row's distribution by inversion, (M,) int64.
+
+    This takes one random number per row; Gumbel's trick takes one per vocabulary entry, and ``torch.multinomial``
+    synchronises with the device.
+    """
     cumulative_MV = logits_MV.float().softmax(-1).cumsum(-1)
     total_M1 = cumulative_MV[:, -1:]
     below_M1 = torch.rand_like(total_M1) * total_M1
@@ -83,7 +91,16 @@ def draw(logits_MV: Tensor) -> Tensor:
 
 
 def check_same_vocabulary(name: str, other: str, role: str) -> None:
-    """Raises ValueError where the tokenizers of two checkpoints do not give every token the same id."""
+    """Check that the tokenizers of two checkpoints give every token the same id.
+
+    Arguments:
+        name: the encoder's checkpoint.
+        other: the checkpoint to compare.
+        role: the field that names ``other``, for the message.
+
+    Raises:
+        ValueError: the vocabularies differ.
+    """
     ours, theirs = (AutoTokenizer.from_pretrained(each).get_vocab() for each in (name, other))
     different = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
     if different:
@@ -91,5 +108,5 @@ def check_same_vocabulary(name: str, other: str, role: str) -> None:
         raise ValueError(
             f"{role} must have the vocabulary of the encoder, {name} ({len(ours):,} tokens), got {other} "
             f"({len(theirs):,} tokens): {len(different):,} tokens differ, e.g. {token!r} with id {ours.get(token)} "
-            f"in the one and {theirs.get(token)} in the other"
+            f"in the first and {theirs.get(token)} in the second"
         )

@@ -1,9 +1,9 @@
 """Starting weights for an encoder without a checkpoint: word vectors from counts, attention that begins as a mean.
 
-A small BERT trained from its usual initialisation spends most of a short run on the unigram plateau: it predicts the
-frequent words whatever the context. The two pieces here give it what that time would be spent on. Word vectors that
-already know which words keep company come from counting (`ppmi_embeddings`), and attention that already passes them on
-(`near_identity_attention_`) makes a masked position start as the mean of its context.
+A small BERT with its usual initialisation spends most of a short run on the unigram plateau: it predicts frequent
+words whatever the context. Two functions shorten this. ``ppmi_embeddings`` computes word vectors from co-occurrence
+counts. ``near_identity_attention_`` makes attention pass them on, so that a masked position starts as the mean of its
+context.
 
 Shape suffixes: V vocabulary, E embedding size, H hidden size.
 """
@@ -21,25 +21,25 @@ from transformers.models.bert.modeling_bert import BertLayer
 
 
 def cooccurrence_counts(rows: Iterable[Sequence[int]], vocab_size: int, window: int = 5) -> sparse.csr_matrix:
-    """How often two tokens stand near each other, a pair at distance d counting 1/d.
+    """Count how often two tokens are near each other; a pair at distance d counts 1/d.
 
-    The 1/d weights are GloVe's (Pennington et al. 2014, §4.2); a window never crosses the end of a row.
+    The 1/d weights are GloVe's (Pennington et al., 2014, §4.2). A window never crosses the end of a row.
 
     Arguments:
         rows: token ids in [0, vocab_size), one row per sentence or block; rows may differ in length.
         vocab_size: V.
-        window: the largest distance that counts, in tokens.
+        window: the largest distance, in tokens.
 
     Returns:
-        (V, V) symmetric float64 counts. A pair is counted from both of its sides, so a token beside its own double
-        counts twice on the diagonal.
+        (V, V) symmetric float64 counts. A pair counts from both sides, so two equal tokens count twice on the
+        diagonal.
 
     Raises:
         ValueError: window is below 1, or an id is outside the vocabulary.
     """
     if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
-    # All rows in one vector, `window` fillers (-1) behind each: distance d is then a shift by d.
+    # All rows in one vector, each followed by `window` fillers (-1): distance d is then a shift by d.
     filler = np.full(window, -1, dtype=np.int64)
     parts = [part for row in rows for part in (np.asarray(row, dtype=np.int64), filler)]
     ids = np.concatenate(parts) if parts else filler
@@ -56,16 +56,18 @@ def cooccurrence_counts(rows: Iterable[Sequence[int]], vocab_size: int, window: 
 
 
 def positive_pmi(counts: sparse.csr_matrix, smoothing: float = 0.75, shift: float = math.log(2)) -> sparse.csr_matrix:
-    """max(log(P(w, c) / (P(w) P(c))) - shift, 0), with P(c) proportional to count(c)^smoothing.
+    """Return max(log(P(w, c) / (P(w) P(c))) - shift, 0), with P(c) proportional to count(c)^smoothing.
 
-    Both are what word2vec does, carried over to counts (Levy, Goldberg and Dagan 2015, §3): the smoothed context
-    distribution takes weight off rare contexts, whose PMI is noise, and ``shift = log k`` plays k negative samples.
+    Both carry word2vec over to counts (Levy, Goldberg and Dagan, 2015, §3): the smoothed context distribution reduces
+    the weight of rare contexts, whose PMI is noise, and ``shift = log k`` stands for k negative samples.
 
     Arguments:
         counts: (V, V) co-occurrences, words in rows and contexts in columns.
+        smoothing: exponent of the context distribution.
+        shift: subtracted from the PMI, in nats.
 
     Returns:
-        (V, V) sparse float64, zero wherever a pair was never seen.
+        (V, V) sparse float64, zero for every pair that does not occur.
     """
     pairs = counts.tocoo()
     total = counts.sum()
@@ -82,14 +84,22 @@ def positive_pmi(counts: sparse.csr_matrix, smoothing: float = 0.75, shift: floa
 def truncated_svd(
     matrix: sparse.csr_matrix, rank: int, oversampling: int = 10, iterations: int = 4, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The leading left singular vectors and singular values of a sparse matrix, by randomised subspace iteration.
+    """Compute the leading left singular vectors and singular values of a sparse matrix.
 
-    Halko, Martinsson and Tropp (2011), algorithms 4.4 and 5.1: the range of the matrix is found from a few random
-    directions, and the SVD is that of the small matrix within it. Seconds where Lanczos iterations take minutes; the
-    leading values are exact to far better than the noise of counts, the last few less so.
+    The method is randomised subspace iteration (Halko, Martinsson and Tropp, 2011, algorithms 4.4 and 5.1): it finds
+    the range of the matrix from a few random directions and decomposes the small matrix within it. It takes seconds;
+    Lanczos iterations take minutes. The error of the leading values is far below the noise of counts; the last few are
+    less accurate.
+
+    Arguments:
+        matrix: (V, V) sparse.
+        rank: number of singular values.
+        oversampling: additional random directions.
+        iterations: number of subspace iterations.
+        seed: of the random directions.
 
     Returns:
-        U (V, rank) and S (rank,), descending. The sign of each column is fixed: its largest entry is positive.
+        U (V, rank) and S (rank,), descending. The largest entry of each column of U is positive.
     """
     width = min(rank + oversampling, *matrix.shape)
     basis = np.linalg.qr(matrix @ np.random.default_rng(seed).standard_normal((matrix.shape[1], width)))[0]
@@ -110,22 +120,22 @@ def ppmi_embeddings(
     shift: float = math.log(2),
     std: float = 0.04,
 ) -> torch.Tensor:
-    """Word vectors from a truncated SVD of the shifted positive PMI matrix of a corpus: U·√S.
+    """Compute word vectors U·√S from a truncated SVD of a corpus's shifted positive PMI matrix.
 
-    The square root of the singular values is the symmetric split of Levy and Goldberg (2014, §4). Draws from no global
-    generator and gives the same vectors on every call.
+    The square root of the singular values is the symmetric split of Levy and Goldberg (2014, §4). The function uses no
+    global random generator and returns the same vectors on every call.
 
     Arguments:
-        rows: token ids, one row per sentence or block (without special tokens: they keep company with everything).
+        rows: token ids, one row per sentence or block, without special tokens (they occur with every word).
         vocab_size, embedding_size: V and E, E < V.
-        window: context on either side, in tokens, weighted 1/distance.
+        window: context on each side, in tokens, weighted by 1/distance.
         smoothing: exponent of the context distribution.
         shift: subtracted from the PMI; log k for k negative samples.
-        std: standard deviation over the elements of the rows that are not zero. 0.04 is twice BERT's 0.02; from about
-            0.06 on a post-LayerNorm encoder diverges.
+        std: standard deviation over the elements of the rows that are not zero. 0.04 is twice BERT's 0.02; a
+            post-LayerNorm encoder diverges from about 0.06 on.
 
     Returns:
-        (V, E) float32. Rows of tokens without any co-occurrence are zero: see `load_word_embeddings_`.
+        (V, E) float32. Rows of tokens without co-occurrences are zero; see ``load_word_embeddings_``.
 
     Raises:
         ValueError: embedding_size is not below vocab_size.
@@ -137,22 +147,23 @@ def ppmi_embeddings(
         return torch.zeros(vocab_size, embedding_size)
     left, values = truncated_svd(ppmi, embedding_size)
     vectors = left * np.sqrt(values)
-    vectors[np.diff(ppmi.indptr) == 0] = 0.0  # rounding leaves something near zero
+    vectors[np.diff(ppmi.indptr) == 0] = 0.0  # else rounding errors remain
     vectors *= std / vectors[vectors.any(axis=1)].std()
     return torch.from_numpy(np.ascontiguousarray(vectors, dtype=np.float32))
 
 
 @torch.no_grad()
 def load_word_embeddings_(model: PreTrainedModel, vectors: torch.Tensor) -> None:
-    """Copy word vectors into the input embeddings (and a tied output matrix), rows of zeros excepted.
+    """Copy word vectors into the input embeddings (and a tied output matrix), except rows of zeros.
 
-    A token that the counts know nothing about (the special tokens, unused pieces) keeps the model's own start.
+    Tokens without counts (special tokens, unused pieces) keep the model's own initial vectors.
 
     Arguments:
-        vectors: (V, E), as `ppmi_embeddings` returns them.
+        model: the model to change.
+        vectors: (V, E), as ``ppmi_embeddings`` returns them.
 
     Raises:
-        ValueError: the shape is not that of the model's embedding matrix.
+        ValueError: the model's embedding matrix has another shape.
     """
     weight = cast(nn.Embedding, model.get_input_embeddings()).weight
     if vectors.shape != weight.shape:
@@ -165,20 +176,20 @@ def load_word_embeddings_(model: PreTrainedModel, vectors: torch.Tensor) -> None
 def near_identity_attention_(
     model: PreTrainedModel, value: float = 1.0, output: float = 0.7, head: float = 1.0
 ) -> None:
-    """Add identities to a freshly initialised BERT, so that each attention layer begins as an average of its input.
+    """Add identities to a newly initialised BERT, so that each attention layer begins as an average of its input.
 
-    Attention scores are near zero at the start, so the weights are uniform over the tokens; with ``value += I`` and
-    ``output projection += 0.7 I`` the layer then adds 0.7 times the mean of the context to each position, where the
-    usual initialisation adds close to nothing. ``transform += I`` lets the masked-LM head compare that mean with the
-    word vectors from the first step on.
+    Attention scores are near zero at the start, so the attention weights are uniform. With ``value += I`` and
+    ``output projection += 0.7 I``, a layer adds 0.7 times the mean of the context to each position; with the usual
+    initialisation it adds almost nothing. ``transform += I`` lets the masked-LM head compare this mean with the word
+    vectors from the first step.
 
     Arguments:
         model: a BERT model, with or without a masked-LM head.
         value, output, head: multiples of the identity added to the value and the attention output projection of every
-            layer, and to the transform of the masked-LM head where there is one.
+            layer, and to the transform of the masked-LM head if there is one.
 
     Raises:
-        TypeError: the model is not of the BERT architecture, whose module names this function knows.
+        TypeError: the model is not of the BERT architecture.
     """
     if not isinstance(model, BertPreTrainedModel):
         raise TypeError(
@@ -193,7 +204,7 @@ def near_identity_attention_(
 
 @torch.no_grad()
 def near_identity_transform_(model: nn.Module, head: float = 1.0) -> None:
-    """Add an identity to the transform of a BERT masked-LM head, where the model has one."""
+    """Add an identity to the transform of a BERT masked-LM head, if the model has one."""
     predictions = getattr(getattr(model, "cls", None), "predictions", None)
     if predictions is not None:
         _add_identity(predictions.transform.dense, head)

@@ -1,7 +1,9 @@
-"""The losses, as pure functions of tensors.
+"""The losses as pure functions of tensors.
 
 Shape suffixes: B rows of this process, K keys (columns, of all processes), M tokens, V vocabulary, H hidden size.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,17 +11,17 @@ from torch.nn import functional as F
 
 
 def cosine_logits(queries_BH: Tensor, keys_KH: Tensor, temperature: float) -> Tensor:
-    """sim(q, k) / τ with the cosine as similarity (SimCSE Eq. 1). Returns (B, K)."""
+    """Return cos(q_i, k_j) / τ, (B, K), the similarities of SimCSE Eq. 1."""
     return F.normalize(queries_BH, dim=-1) @ F.normalize(keys_KH, dim=-1).T / temperature
 
 
 def info_nce(logits_BK: Tensor, positives_B: Tensor, excluded_BK: Tensor | None = None) -> Tensor:
-    """InfoNCE (SimCSE Eq. 1): −log exp(l_ip) / Σ_k exp(l_ik), mean over rows.
+    """Return InfoNCE (SimCSE Eq. 1), () in nats: the mean over rows i of −log exp(l_ip) / Σ_k exp(l_ik).
 
     Arguments:
-        logits_BK: (B, K) similarities over τ.
-        positives_B: (B,) int64, the column of each row's positive.
-        excluded_BK: (B, K) bool, columns left out of a row's denominator. A positive is never left out.
+        logits_BK: (B, K) similarities divided by τ.
+        positives_B: (B,) int64, the column p of each row's positive.
+        excluded_BK: (B, K) bool, columns to leave out of a row's denominator. The positive always stays.
     """
     if excluded_BK is not None:
         own = F.one_hot(positives_B, logits_BK.shape[1]).bool()
@@ -28,40 +30,84 @@ def info_nce(logits_BK: Tensor, positives_B: Tensor, excluded_BK: Tensor | None 
 
 
 def squared_norm_reconstruction(z1_BH: Tensor, z2_BH: Tensor) -> Tensor:
-    """InforMin-CL Eq. 8 with its sign set right: mean over rows of ‖ẑ1 − ẑ2‖², ẑ = z / ‖z‖. In [0, 4]."""
+    """Return the mean over rows of ‖ẑ1 − ẑ2‖², ẑ = z / ‖z‖, () in [0, 4]: InforMin-CL Eq. 8 with the right sign."""
     return (F.normalize(z1_BH, dim=-1) - F.normalize(z2_BH, dim=-1)).square().sum(-1).mean()
 
 
 def mse_reconstruction(z1_BH: Tensor, z2_BH: Tensor) -> Tensor:
-    """The released form of InforMin-CL: mean over elements, both directions added, (4/H)(1 − cos)."""
+    """Return InforMin-CL's loss as its code computes it, (): element means of both directions, (4/H)(1 − cos)."""
     return 2 * F.mse_loss(F.normalize(z1_BH, dim=-1), F.normalize(z2_BH, dim=-1))
 
 
 def dimension_contrast_sum(correlation_HH: Tensor) -> Tensor:
-    """MSSE Eq. 4: Σ_ij (C_ij − δ_ij)². With B rows the rank of C is at most B − 1, so it never falls below
-    max(H − (B − 1), 0), which it reaches with all C_ii at (B − 1) / H."""
+    """Return Σ_ij (C_ij − δ_ij)², () (MSSE Eq. 4).
+
+    With B rows, C has rank B − 1 at most. The minimum is therefore max(H − (B − 1), 0), at C_ii = (B − 1) / H for all
+    i."""
     diagonal_H = correlation_HH.diagonal()
     return (diagonal_H - 1).square().sum() + correlation_HH.square().sum() - diagonal_H.square().sum()
 
 
 def dimension_contrast_balanced(correlation_HH: Tensor) -> Tensor:
-    """MSSE Eq. 4 with means for sums: mean_i (C_ii − 1)² + mean_{i≠j} C_ij². The H² − H pairs of different dimensions
-    then weigh as much as the H of the same. Its minimum has all C_ii at 1 / (1 + (H / (B − 1) − 1) / (H − 1)) where
-    B ≤ H: 0.997 at B = 256, H = 768."""
+    """Return mean_i (C_ii − 1)² + mean_{i≠j} C_ij², (): MSSE Eq. 4 with means instead of sums.
+
+    The H² − H pairs of different dimensions then weigh as much as the H pairs of the same one. The minimum for B ≤ H
+    has all C_ii at 1 / (1 + (H / (B − 1) − 1) / (H − 1)): 0.997 at B = 256, H = 768."""
     diagonal_H = correlation_HH.diagonal()
     others = max(correlation_HH.numel() - len(diagonal_H), 1)
     return (diagonal_H - 1).square().mean() + (correlation_HH.square().sum() - diagonal_H.square().sum()) / others
 
 
 def token_cross_entropy_sum(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-    """Σ over tokens of the cross-entropy; 0 (with gradient) for no token."""
+    """Return the cross-entropy summed over tokens, () in nats; 0 (with gradient) without tokens."""
     return F.cross_entropy(logits_MV.float(), labels_M, reduction="sum")
+
+
+def corrective_loss_sum(losses_M: Tensor, copy_M: Tensor, same_M: Tensor, copy_weight: float) -> Tensor:
+    """Return COCO-LM's corrective loss (Meng et al., 2021, Eqs. 4 and 5) summed over tokens, ().
+
+    Arguments:
+        losses_M: −log p_t(x_t) of the language model, in nats.
+        copy_M: the logits of copying the token.
+        same_M: bool, True if the token is the original.
+        copy_weight: factor of the copy mechanism's binary cross-entropy.
+    """
+    by_model_M = F.logsigmoid(-copy_M.detach()) - losses_M
+    either_M = torch.logaddexp(F.logsigmoid(copy_M.detach()), by_model_M)
+    lm = -torch.where(same_M, either_M, by_model_M).sum()
+    return lm + copy_weight * F.binary_cross_entropy_with_logits(copy_M, same_M.to(copy_M.dtype), reduction="sum")
+
+
+class _Scale(torch.autograd.Function):
+    """Multiply by ``value`` in the forward pass and the gradient by ``gradient`` in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: float, gradient: float) -> Tensor:
+        ctx.gradient = gradient
+        return x * value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return gradient * ctx.gradient, None, None
+
+
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """Return x; its gradient is multiplied by ``factor``."""
+    return _Scale.apply(x, 1.0, factor)
+
+
+def scale_value(x: Tensor, factor: float) -> Tensor:
+    """Return ``factor``·x; its gradient is not multiplied."""
+    return _Scale.apply(x, factor, 1.0)
 
 
 @torch.no_grad()
 def contrast_diagnostics(logits_BK: Tensor, positives_B: Tensor, temperature: float) -> dict[str, Tensor]:
-    """Mean cosine of positives and of negatives, and Wang & Isola's (2020) alignment and uniformity, taken between the
-    two views so that the similarities of the loss serve: E‖ẑ1 − ẑ2‖² and log E exp(−2‖ẑ1 − ẑ2'‖²)."""
+    """Return diagnostics of the contrast by name, each ().
+
+    ``positive_cosine`` and ``negative_cosine`` are mean cosines. ``alignment`` E‖ẑ1 − ẑ2‖² and ``uniformity``
+    log E exp(−2‖ẑ1 − ẑ2'‖²) (Wang & Isola, 2020) are taken between the two views, from the similarities of the loss.
+    """
     cosine_BK = logits_BK.detach() * temperature
     positive_B = cosine_BK.gather(1, positives_B[:, None]).squeeze(1)
     negatives = cosine_BK.numel() - len(positive_B)

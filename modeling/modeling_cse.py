@@ -4,72 +4,61 @@ Shape suffixes: B sentences, V views, C columns of the batch, N = V·B rows (vie
 L tokens, H hidden size.
 """
 
-import inspect
-import logging
 import os
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from .backbone import build_backbone, load_backbone, set_dropout
 from .base import EncoderWrapper
-from .configuration_cse import CSEConfig, dropout_fields
-from .distributed import gather_rows, rank
-from .dropout import speed_up_dropout
+from .configuration_cse import CSEConfig
+from .distributed import gather_rows, own_columns
 from .export import export_encoder
-from .gradient_cache import WHOLE_BATCH, Chunks
+from .fast_cache import WHOLE_BATCH, Chunks, check_cacheable
+from .fast_counts import note_batch, note_counts
+from .fast_dropout import speed_up_dropout
+from .fast_packing import pack_batches, run_encoder
 from .losses import contrast_diagnostics, cosine_logits, info_nce
 from .objectives import Encode, MaskingSpec, Objective, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
 from .projectors import build_projector
-from .row_counts import note_batch, note_counts
+from .registry import registered
 from .tokenization import sentence_frame
-from .unpadding import pack_batches, run_encoder
-
-logger = logging.getLogger(__name__)
 
 
 class CSEModel(EncoderWrapper):
-    """A sentence encoder in training, with any list of objectives (the joint model of all methods).
+    """A sentence encoder in training, with any list of objectives (the joint model of all methods)
 
-    ``forward`` takes ``input_ids`` and ``attention_mask``, int64. Of shape
+    L = contrastive_weight · L_NCE + Σ_o weight_o · L_o
 
-    - (N, L): inference, one embedding a row;
+    ``forward`` takes ``input_ids`` and ``attention_mask``, int64, of one of these shapes:
+
+    - (N, L): inference, one embedding per row;
     - (B, 1, L): training, each sentence is encoded twice under dropout;
     - (B, 2, L): training on pairs, the second column is the positive;
-    - (B, 3, L): training on triplets, the third column is the hard negative;
+    - (B, 3, L): training on triplets, the third column is the hard negative.
 
-    in training together with the masked copies that ``batch_specs`` asks for (see ``MaskingSpec`` for their keys).
-    ``token_counts`` (B, C), an array or lists on the host, and those of copies spare a GPU's host the wait for the
-    numbers of real tokens (see ``row_counts.py``).
+    Training also needs the copies that ``batch_specs`` asks for; ``MaskingSpec`` lists their keys. ``token_counts``
+    (B, C), an array or lists on the host, and those of the copies save a GPU synchronisation (``fast_counts.py``).
     """
 
     config_class = CSEConfig
     config: CSEConfig
-    #: In training, how many rows the networks see at once (see ``gradient_cache.py``).
+    #: The number of rows that the networks process at once in training; ``cache_gradients`` sets it.
     chunks: Chunks = WHOLE_BATCH
-    #: Whether inference returns the last hidden states. Without them the last layer computes what is pooled alone.
+    #: True to return the last hidden states at inference. If False, the last layer computes the pooled states only.
     returns_states: bool = True
 
     def __init__(self, config: CSEConfig, backbone: PreTrainedModel | None = None) -> None:
-        from .registry import OBJECTIVES
-
         super().__init__(config)
         self.backbone = build_backbone(config.encoder_config) if backbone is None else backbone
         self.projector = build_projector(config.projector, config.hidden_size)
         self.objectives = nn.ModuleDict(
-            {o.name: OBJECTIVES[o.name](o, config.encoder_config) for o in config.objectives or []}
+            {o.name: registered(o.name)(o, config.encoder_config) for o in config.objectives or []}
         )
         self.post_init()
         self.freeze()
@@ -86,18 +75,18 @@ class CSEModel(EncoderWrapper):
         attn_implementation: str | None = None,
         **config: Any,
     ) -> "CSEModel":
-        """Start training from any encoder checkpoint. Like ``from_pretrained``, gives a model in eval mode.
+        """Start training from any encoder checkpoint. Like ``from_pretrained``, it returns a model in eval mode.
 
         Arguments:
             name_or_path: Hub id or folder of an encoder that ``AutoModel`` loads.
-            tokenizer: for ``pooling="mask"``; default: the checkpoint's own.
-            dropout: set all dropout probabilities of the encoder; default: as the checkpoint has them.
+            tokenizer: locates the mask token of a ``prompt_template``; default: the checkpoint's own.
+            dropout: sets all dropout probabilities of the encoder; default: the checkpoint's.
             attn_implementation: as in Transformers. Default: scaled dot-product attention over packed batches, which
-                computes real tokens only, where the family can (see ``unpadding.py``).
-            config: fields of the method's config, those of its objectives flat (``reconstruction_weight=0.4``).
+                computes real tokens only, if the family supports it (``fast_packing.py``).
+            config: fields of the method's config; fields of its objectives flat (``reconstruction_weight=0.4``).
 
         Raises:
-            ValueError: an unknown field or a value not allowed; a checkpoint that lacks weights of the encoder.
+            ValueError: an unknown field, a value that is not allowed, or a checkpoint without weights of the encoder.
         """
         name_or_path = str(name_or_path)
         cls.config_class.check_names(list(config))
@@ -105,9 +94,7 @@ class CSEModel(EncoderWrapper):
         if isinstance(encoder_config, CSEConfig):
             raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
         encoder_config.dtype = torch.float32
-        if dropout is not None:
-            for field in dropout_fields(encoder_config):
-                setattr(encoder_config, field, dropout)
+        set_dropout(encoder_config, dropout)
         model_config = cls.config_class(encoder_config=encoder_config, **config)
         for settings in model_config.objectives:
             settings.complete(name_or_path)
@@ -125,7 +112,11 @@ class CSEModel(EncoderWrapper):
 
     @classmethod
     def from_pretrained(cls, *args: Any, training: bool = False, **kwargs: Any) -> Any:
-        """Reload a training checkpoint, exactly. ``training=True`` also fetches the objectives' frozen networks."""
+        """Reload a training checkpoint exactly. ``training=True`` also loads the objectives' frozen networks.
+
+        Raises:
+            ValueError: an objective of the checkpoint is not registered.
+        """
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.freeze()
@@ -135,36 +126,49 @@ class CSEModel(EncoderWrapper):
         return loaded
 
     def freeze(self) -> None:
-        """Set ``requires_grad`` to False for what does not train: what objectives say, and a projector that neither
-        the contrast nor an objective reads."""
+        """Set ``requires_grad`` to False for weights that do not train: those that objectives freeze, and a projector
+        that neither the contrast nor an objective reads."""
         for objective in self.auxiliaries():
             objective.freeze()
         if not self.config.contrastive_weight and not any(o.reads_z for o in self.auxiliaries()):
             self.projector.requires_grad_(False)
 
     def load_frozen(self) -> None:
-        """Let every objective fetch the frozen networks that are not in the checkpoint."""
+        """Let every objective load the frozen networks that are not in the checkpoint."""
         for objective in self.auxiliaries():
             objective.load_frozen()
 
-    # What a trainer and a collator ask
+    # For trainer and collator
 
     def auxiliaries(self) -> list[Objective]:
-        """The auxiliary objectives, in the order of the config."""
+        """Return the auxiliary objectives in the order of the config."""
         return [cast(Objective, objective) for objective in self.objectives.values()]
 
     @property
     def batch_specs(self) -> dict[str, MaskingSpec]:
-        """The masked copies that the objectives want, by objective name."""
+        """The copies that the objectives ask of the collator, by objective name."""
         specs = {objective.config.name: objective.batch_spec for objective in self.auxiliaries()}
         return {name: spec for name, spec in specs.items() if spec is not None}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """The trainable parameters in groups: the encoder's first, then those that objectives want apart."""
+        """Return the trainable parameters in groups: first the encoder's, then those that objectives train apart."""
         special = [group for objective in self.auxiliaries() for group in objective.parameter_groups()]
         taken = {id(parameter) for group in special for parameter in group["params"]}
         rest = [p for p in self.parameters() if p.requires_grad and id(p) not in taken]
         return [{"params": rest, "lr_scale": 1.0, "clip_group": "encoder"}, *special]
+
+    def cache_gradients(self, chunk_size: int) -> None:
+        """Let the networks process ``chunk_size`` rows at once to save memory (``fast_cache.py``); 0 turns this off.
+
+        A row is one text. A sentence that is encoded twice makes two rows.
+
+        Raises:
+            ValueError: an objective or a layer would give another loss in chunks.
+        """
+        if chunk_size:
+            networks = {"backbone": self.backbone, "objectives": self.objectives}
+            check_cacheable(self.auxiliaries(), networks, chunk_size)
+        self.chunks = Chunks(chunk_size)
 
     # Forward
 
@@ -188,7 +192,7 @@ class CSEModel(EncoderWrapper):
     def terms(
         self, input_ids: Tensor, attention_mask: Tensor, token_counts: Any = None, **copies: Any
     ) -> tuple[Views, dict[str, Tensor], dict[str, Tensor]]:
-        """The views, the weighted terms of the loss with their graphs, and the diagnostics, for ``forward``."""
+        """Return the views, the weighted terms of the loss with gradient, and the diagnostics."""
         views, copies = self.encode_views(input_ids, attention_mask, token_counts), note_batch(copies)
         terms, metrics = self.contrast(views)
         words = cast(Tensor, self.backbone.get_input_embeddings().weight)
@@ -199,7 +203,8 @@ class CSEModel(EncoderWrapper):
         return views, terms, metrics
 
     def pooled(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
-        """h (N, H); where the pooling reads one state of a row, the last layer computes no other (``layers.py``)."""
+        """Return h (N, H). If the pooling reads one state per row, the last layer computes this state only
+        (``fast_layers.py``)."""
         offset = single_offset(self.config.pooling, self.config.prompt_mask_offset)
         if offset is None:
             return self.pooled_and_last(input_ids_NL, attention_mask_NL)[0]
@@ -207,7 +212,7 @@ class CSEModel(EncoderWrapper):
         return run_encoder(self.backbone, attention_mask_NL, input_ids_NL, places_M=places_N).last_hidden_state
 
     def pooled_and_last(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> tuple[Tensor, Tensor]:
-        """h (N, H) and the last hidden states (N, L, H)."""
+        """Return h (N, H) and the last hidden states (N, L, H)."""
         deep = self.config.pooling in NEEDS_HIDDEN_STATES
         output = run_encoder(self.backbone, attention_mask_NL, input_ids_NL, output_hidden_states=deep)
         states = output.hidden_states if deep else (output.last_hidden_state,)
@@ -215,11 +220,11 @@ class CSEModel(EncoderWrapper):
         return h, output.last_hidden_state
 
     def pooled_in_chunks(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
-        """The pooled states (N, H), with cached gradients where ``chunks`` has a size."""
+        """Return h (N, H), computed in chunks if gradients are cached."""
         return self.chunks(lambda *rows: (self.pooled(*rows),), (input_ids_NL, attention_mask_NL))[0]
 
     def embed(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> SentenceEmbeddingOutput:
-        """The embeddings of inference: the pooled state, projected where ``projector_at_inference``."""
+        """Return the embeddings of inference: the pooled state, projected if ``projector_at_inference``."""
         if self.returns_states:
             h, last_hidden_state = self.pooled_and_last(input_ids_NL, attention_mask_NL)
         else:
@@ -228,11 +233,16 @@ class CSEModel(EncoderWrapper):
         return SentenceEmbeddingOutput(sentence_embedding=embedding, last_hidden_state=last_hidden_state)
 
     def project(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
-        """z (N, H) of texts beside the views; batch statistics are their own."""
+        """Return z (N, H) of texts other than the views, with batch statistics of their own."""
         return self.projector(self.pooled_in_chunks(input_ids_NL, attention_mask_NL))
 
     def encode_views(self, input_ids_BCL: Tensor, attention_mask_BCL: Tensor, token_counts_BC: Any = None) -> Views:
-        """All views in one pass, view-major; a single column is encoded twice under dropout."""
+        """Encode all views in one pass, view-major. A single column is encoded twice under dropout.
+
+        Arguments:
+            input_ids_BCL, attention_mask_BCL: (B, C, L) int64.
+            token_counts_BC: (B, C) the number of real tokens of each text, on the host; optional.
+        """
         columns = input_ids_BCL.shape[1]
         ids, mask = (x.transpose(0, 1).flatten(0, 1) for x in (input_ids_BCL, attention_mask_BCL))
         if columns == 1:
@@ -245,13 +255,14 @@ class CSEModel(EncoderWrapper):
         return Views(h=h.unflatten(0, (views, -1)), z=z.unflatten(0, (views, -1)), input_ids=ids, attention_mask=mask)
 
     def contrast(self, views: Views) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """L_NCE over the views of all processes (SimCSE Eqs. 1 and 5), in fp32, and its diagnostics. No term where its
-        weight is 0."""
+        """Return the contrastive term L_NCE (SimCSE Eqs. 1 and 5) in fp32, and its diagnostics.
+
+        The keys are the views of all processes. There is no term if its weight is 0.
+        """
         config = self.config
         with torch.autocast(views.z.device.type, enabled=False):
             z = views.z.float()
-            rows = z.shape[1]
-            positives_B = torch.arange(rows, device=z.device) + rank() * rows
+            positives_B = own_columns(z[0])
             keys = [gather_rows(view) for view in z[1:]]
             logits_BK = cosine_logits(z[0], torch.cat(keys), config.temperature)
             same_BK, identical = self.identical_texts(views, positives_B)
@@ -273,8 +284,15 @@ class CSEModel(EncoderWrapper):
     def identical_texts(
         self, views: Views, positives_B: Tensor, columns: slice = slice(1, None)
     ) -> tuple[Tensor, Tensor]:
-        """(B, K) where a key, of the views ``columns``, has the text of a row's query or positive, its own positive
-        aside; and how many rows meet such a key."""
+        """Find keys with the text of a row's query or positive, other than the positive itself.
+
+        Arguments:
+            positives_B: (B,) the column of each row's positive.
+            columns: the views that are keys.
+
+        Returns:
+            (B, K) bool, True at such keys, and the number of rows that have one, ().
+        """
         texts = text_keys(views.input_ids, views.attention_mask).unflatten(0, (views.h.shape[0], -1))
         keys_K = torch.cat([gather_rows(view) for view in texts[columns]])
         same_BK = (keys_K == texts[0][:, None]) | (keys_K == texts[1][:, None])
@@ -282,59 +300,25 @@ class CSEModel(EncoderWrapper):
         return others_BK, others_BK.any(1).sum().float()
 
     def export(self, path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase) -> Path:
-        """Write the plain encoder with its pooling metadata: what ``AutoModel`` and ``SentenceTransformer`` load. See
-        ``export_encoder``.
+        """Write the plain encoder with its pooling metadata to a folder. See ``export_encoder``.
+
+        ``AutoModel`` and ``SentenceTransformer`` load the folder. Returns its path.
 
         Raises:
-            ValueError: a pooling that has no native form in sentence-transformers.
+            ValueError: sentence-transformers does not support the pooling.
         """
         return export_encoder(self, Path(path), tokenizer)
 
 
 def speed_up(model: nn.Module) -> nn.Module:
-    """Packed batches and cheap dropout, wherever they can be: the same functions and distributions in less time."""
+    """Turn on packed batches and cheap dropout where possible: the same functions and distributions in less time."""
     pack_batches(model)
     speed_up_dropout(model)
     return model
 
 
-def build_backbone(encoder_config: PreTrainedConfig) -> PreTrainedModel:
-    """The encoder of a config with new weights, without a pooling layer (its parameters would never train)."""
-    try:
-        return AutoModel.from_config(encoder_config, add_pooling_layer=False)
-    except TypeError:
-        return AutoModel.from_config(encoder_config)
-
-
-def load_backbone(
-    name_or_path: str, config: PreTrainedConfig, kind: type, attn_implementation: str | None = None
-) -> PreTrainedModel:
-    """The encoder of a checkpoint (of class ``kind``), fp32, without a pooling layer.
-
-    Raises:
-        ValueError: the checkpoint lacks weights of the encoder.
-    """
-    options: dict[str, Any] = {"config": config, "dtype": torch.float32, "output_loading_info": True}
-    if attn_implementation is not None:
-        options["attn_implementation"] = attn_implementation
-    if "add_pooling_layer" in inspect.signature(kind).parameters:
-        options["add_pooling_layer"] = False
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # heads that are not needed are no news
-    try:
-        backbone, info = AutoModel.from_pretrained(name_or_path, **options)
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise ValueError(
-            f"{name_or_path} lacks {len(missing)} weights of {type(backbone).__name__}, e.g. {missing[0]!r}"
-        )
-    return backbone
-
-
 def text_keys(input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
-    """(N,) int64: equal for equal texts whatever their padding, different (up to chance, 2⁻⁶⁴) for others."""
+    """Hash the texts, whatever their padding, (N,) int64. Different texts collide with probability 2⁻⁶⁴."""
     positions = attention_mask_NL.cumsum(1)
     mixed = (input_ids_NL + 1) * 0x1E3779B97F4A7C15 + positions * 0x3F58476D1CE4E5B9
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Stage 1 of InfoCSE: a masked language model whose auxiliary head needs the [CLS] state (Wu et al. 2022, §3.1).
+"""Stage 1 of InfoCSE: a masked LM whose auxiliary head needs the [CLS] state (Wu et al., 2022, §3.1).
 
 Shape suffixes: B blocks of a batch, L tokens, M masked positions, H hidden size, V vocabulary, E embedding size.
 """
@@ -15,23 +15,20 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import ModelOutput
 
 from .auxiliary_head import FOLDER, AuxiliaryHead
+from .backbone import build_backbone, layer_list, load_backbone, set_dropout
 from .base import EncoderWrapper
-from .configuration_cse import dropout_fields
 from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
 from .distributed import token_mean
-from .dropout import speed_up_dropout
 from .export import length_limit, save_tokenizer
-from .layers import layer_list
-from .masked_lm import MaskedLMHead
-from .modeling_cse import build_backbone, load_backbone
-from .unpadding import run_encoder
+from .fast_dropout import speed_up_dropout
+from .fast_packing import run_encoder
+from .masked_lm_head import MaskedLMHead
 
 
 @dataclass
@@ -39,10 +36,10 @@ class PretrainingOutput(ModelOutput):
     """Output of :class:`InfoCSEForPreTraining`.
 
     Arguments:
-        loss: () the sum of the terms.
+        loss: () the sum of the terms, with gradient.
         loss_dict: the terms by name, detached: ``mlm`` (the last layer) and ``aux_mlm`` (the auxiliary head), each the
             mean cross-entropy per masked token in nats; ``loss == sum(loss_dict.values())`` in value.
-        metrics: ``mlm_accuracy``, ``aux_mlm_accuracy``: share of masked tokens predicted right.
+        metrics: ``mlm_accuracy``, ``aux_mlm_accuracy``: share of masked tokens that are predicted correctly.
     """
 
     loss: Tensor | None = None
@@ -53,11 +50,11 @@ class PretrainingOutput(ModelOutput):
 class InfoCSEForPreTraining(EncoderWrapper):
     """A masked LM with two predictions of the same masked tokens (Condenser, Gao and Callan 2021; InfoCSE Eqs. 4–6)
 
-    L = CE(W·g(h^N), x) + CE(W·g(Head([h^N_CLS; h^k_1..L])), x), over the masked positions
+    L = L_late + L_head = CE(W·g(h^N), x) + CE(W·g(Head([h^N_CLS; h^k_1..L])), x), means over the masked positions
 
-    The head is given the [CLS] of the last layer N beside the states of layer k, so what it lacks there has to come
-    through [CLS]. The transform g and the output matrix W are the masked LM's own and serve both; W is the word
-    embedding matrix itself. Nothing is detached. With ``objective="mlm"`` there is the first term alone.
+    The head reads the [CLS] of the last layer N and the states of layer k. Information that layer k lacks must come
+    through [CLS]. Both terms share the masked LM's transform g and its output matrix W, which is the word embedding
+    matrix. Nothing is detached. ``objective="mlm"`` has the first term only.
 
     ``forward`` takes ``input_ids``, ``attention_mask`` (B, L), ``masked_positions`` (M,) in the flattened ids and
     ``labels`` (M,), the original ids there, all int64.
@@ -73,7 +70,7 @@ class InfoCSEForPreTraining(EncoderWrapper):
         self.auxiliary_head: AuxiliaryHead | None = None
         if config.objective == "condenser":
             try:
-                layer_list(self.backbone)  # the encoder's own layers first: its states of layer k must be plain too
+                layer_list(self.backbone)  # checks the encoder first: the head reads its states of layer k
                 self.auxiliary_head = AuxiliaryHead(config.encoder_config, config.head_layers)
             except ValueError as error:
                 raise ValueError(f"{error}; objective 'mlm' trains every family") from None
@@ -90,20 +87,20 @@ class InfoCSEForPreTraining(EncoderWrapper):
         attn_implementation: str | None = None,
         **config: Any,
     ) -> "InfoCSEForPreTraining":
-        """Go on training any encoder checkpoint. Like ``from_pretrained``, gives a model in eval mode.
+        """Continue to train any encoder checkpoint. Like ``from_pretrained``, it returns a model in eval mode.
 
-        The masked-LM head is the checkpoint's, a new one where it has none (said in the log). The auxiliary head is
-        that of a stage-1 folder, otherwise a copy of the encoder's top layers.
+        The masked-LM head is the checkpoint's, or a new one (with a warning) if it has none. The auxiliary head is
+        that of a stage-1 folder, else a copy of the encoder's top layers.
 
         Arguments:
             name_or_path: Hub id or folder of an encoder that ``AutoModel`` loads.
-            dropout: set all dropout probabilities of the encoder; default: as the checkpoint has them.
+            dropout: sets all dropout probabilities of the encoder; default: the checkpoint's.
             attn_implementation: as in Transformers.
             config: fields of :class:`InfoCSEPretrainingConfig`.
 
         Raises:
-            ValueError: an unknown field or a value not allowed; a checkpoint that lacks weights of the encoder; a
-                family that has no auxiliary head.
+            ValueError: an unknown field, a value that is not allowed, a checkpoint that lacks weights of the encoder,
+                or a family without auxiliary head.
         """
         name_or_path = str(name_or_path)
         known = set(inspect.get_annotations(cls.config_class)) - {"encoder_config", "model_type", "sub_configs"}
@@ -151,14 +148,14 @@ class InfoCSEForPreTraining(EncoderWrapper):
         return PretrainingOutput(loss=loss, loss_dict=detached, metrics=metrics)
 
     def states(self, input_ids_BL: Tensor, attention_mask_BL: Tensor, masked_M: Tensor) -> dict[str, Tensor]:
-        """The states (M, H) that each term predicts from: ``mlm`` the last layer's, ``aux_mlm`` the head's."""
+        """Return the states (M, H) from which each term predicts: ``mlm`` the last layer's, ``aux_mlm`` the head's."""
         rows = (self.backbone, attention_mask_BL, input_ids_BL)
         if self.auxiliary_head is None:
             return {"mlm": run_encoder(*rows, places_M=masked_M).last_hidden_state}
         B, L = input_ids_BL.shape
         first_B = torch.arange(0, B * L, L, device=masked_M.device)
         wanted = torch.cat([first_B, masked_M])
-        whole = self.config.split_layer == self.config.num_layers  # the head then reads all states of the last layer
+        whole = self.config.split_layer == self.config.num_layers  # then the head reads all states of the last layer
         output = run_encoder(*rows, places_M=None if whole else wanted, output_hidden_states=True)
         lower_BLH = output.hidden_states[self.config.split_layer]
         last = lower_BLH.flatten(0, 1).index_select(0, wanted) if whole else output.last_hidden_state
@@ -169,9 +166,11 @@ class InfoCSEForPreTraining(EncoderWrapper):
     # Export
 
     def export_checkpoint(self, path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase) -> Path:
-        """Write the stage-1 checkpoint: a plain ``…ForMaskedLM`` folder with tokenizer, which ``AutoModel`` and
-        ``AutoModelForMaskedLM`` load, and the auxiliary head in a subfolder of it. The weights are those of training,
-        bit for bit."""
+        """Write the stage-1 checkpoint to a folder and return its path.
+
+        It is a plain ``…ForMaskedLM`` with tokenizer, which ``AutoModel`` and ``AutoModelForMaskedLM`` load. The
+        auxiliary head is in a subfolder. The weights equal those of training bit for bit.
+        """
         path = Path(path)
         with torch.random.fork_rng(devices=[]):
             plain = AutoModelForMaskedLM.from_config(self.config.encoder_config, dtype=torch.float32)
@@ -182,13 +181,7 @@ class InfoCSEForPreTraining(EncoderWrapper):
         plain.save_pretrained(path)
         save_tokenizer(tokenizer, path, length_limit(self.backbone, tokenizer))
         if (path / FOLDER).is_dir():
-            shutil.rmtree(path / FOLDER)  # an earlier export's
+            shutil.rmtree(path / FOLDER)  # from an earlier export
         if self.auxiliary_head is not None:
             self.auxiliary_head.save(path, self.config.split_layer)
         return path
-
-
-def set_dropout(encoder_config: PreTrainedConfig, dropout: float | None) -> None:
-    """Set all dropout probabilities of an encoder; None leaves them."""
-    for field in dropout_fields(encoder_config) if dropout is not None else ():
-        setattr(encoder_config, field, dropout)

@@ -1,39 +1,45 @@
-"""The mechanism of the auxiliary objectives: what an objective is given, what it asks for, what it returns.
+"""The mechanism of the auxiliary objectives: what an objective gets, what it asks for, what it returns.
 
 Shape suffixes: B sentences of a batch, V views, N = V·B rows (view-major: all of view 1, then all of view 2),
-L tokens, K tokens of a target, M masked positions, H hidden size, E embedding size of the vocabulary.
+L tokens, R rows of an objective's copies, K tokens of a copy, M positions in the flattened (R·K) copies, H hidden
+size, E embedding size of the vocabulary.
 """
 
 import typing
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from .gradient_cache import WHOLE_BATCH, Chunks
-from .unpadding import run_encoder
+from .distributed import token_mean
+from .fast_cache import WHOLE_BATCH, Chunks
+from .fast_counts import first_rows
+from .fast_packing import run_encoder
+from .settings import ObjectiveConfig
+
+# What an objective asks of the collator
 
 
 @dataclass(frozen=True)
 class MaskingSpec:
-    """The masked copies that an objective wants from the collator, under the objective's own name.
+    """Request masked copies of the views from the collator.
 
     The collator adds, for an objective named ``mlm``:
 
     - ``mlm_input_ids`` (V·B, L) int64: masked copies of the first ``views`` views, view-major. The contrastive input
-      is never touched.
-    - ``mlm_positions`` (M,) int64: indices of the masked tokens in the flattened (V·B·L) copies, ascending.
+      stays as it is.
+    - ``mlm_positions`` (M,) int64: ascending indices of the masked tokens in the flattened (V·B·L) copies.
     - ``mlm_labels`` (M,) int64: the original ids at these positions.
 
     Arguments:
-        probability: each token that is neither special, padding nor part of a prompt template is chosen with this
-            probability, independently.
-        views: how many views get a copy (1 or 2).
-        mask_share, random_share: what happens to a chosen token: mask token, random token, kept as it is otherwise
-            (0.8/0.1/0.1 is BERT's recipe).
+        probability: each token is chosen independently with this probability. Special tokens, padding and the tokens
+            of a prompt template are never chosen.
+        views: number of views that get a copy (1 or 2).
+        mask_share, random_share: shares of the chosen tokens that become the mask token or a random token; the rest
+            stays as it is (0.8/0.1/0.1 is BERT's recipe).
     """
 
     probability: float
@@ -43,30 +49,31 @@ class MaskingSpec:
 
     @property
     def further_columns(self) -> int:
-        """How many columns behind the contrastive ones the corpus must have."""
+        """The number of columns that the corpus needs besides the contrastive ones."""
         return 0
 
 
 @dataclass(frozen=True)
 class EditSpec(MaskingSpec):
-    """Copies that an objective will edit: masked places to fill, and what stood where before.
+    """Request copies to edit: positions to fill, and the ids of the unedited text.
 
-    The collator adds, for an objective named ``rtd``, R = V·B rows (2·V·B for ``text="both"``), K tokens of their own
-    length, all int64:
+    The collator adds, for an objective named ``rtd``, R = V·B rows (2·V·B for ``text="both"``) of K tokens, the length
+    of the longest copy, all int64:
 
     - ``rtd_input_ids``, ``rtd_attention_mask`` (R, K): the copies, never longer than the length limit.
-    - ``rtd_originals`` (R, K): the ids of the unedited text. -100 where a token counts as edited whatever stands
-      there: an inserted one, and the one that follows a deletion.
-    - ``rtd_positions`` (M,): the places to fill, in the flattened (R·K) copies, ascending.
-    - ``rtd_own``: the places of the sentence's own tokens that are not special, inserted ones included.
-    - ``rtd_scored``: these and, where tokens are deleted, the one behind the sentence: the last may be missing.
+    - ``rtd_originals`` (R, K): the ids of the unedited text; -100 where a token counts as edited whatever its id: an
+      inserted token, and the token after a deletion.
+    - ``rtd_positions`` (M,): ascending positions to fill, in the flattened (R·K) copies.
+    - ``rtd_own``: the positions of the sentence's own tokens that are not special, inserted ones included.
+    - ``rtd_scored``: the same; if tokens are deleted, also the token behind the sentence, since the last token of the
+      sentence may be missing.
 
     Arguments:
-        operation: what happens to a chosen token: ``replace`` (as :class:`MaskingSpec` says), ``insert`` (a mask token
-            behind it, at the expense of the sentence's end where there is no room), ``delete``, or ``all`` (one of the
-            three, with equal probability).
-        text: which text is copied: ``own`` (the view's), ``next`` (the corpus's last column, which is then none of the
-            contrastive ones) or ``both`` (all rows of ``own``, then all of ``next``).
+        operation: what happens to a chosen token: ``replace`` (see :class:`MaskingSpec`), ``insert`` (a mask token
+            behind it; the sentence loses its end if there is no room), ``delete``, or ``all`` (one of the three, with
+            equal probability).
+        text: which text is copied: ``own`` (the view's), ``next`` (the corpus's last column, which is then not a
+            contrastive one) or ``both`` (all rows of ``own``, then all rows of ``next``).
     """
 
     operation: str = "replace"
@@ -79,51 +86,23 @@ class EditSpec(MaskingSpec):
 
 @dataclass(frozen=True)
 class TargetSpec(MaskingSpec):
-    """A text for a decoder to write: one view of each sentence, without special tokens and template.
+    """Request a text for a decoder to write: one view of each sentence, without special tokens and template.
 
     The collator adds, for an objective named ``icm``, K tokens of the longest of the B sentences, all int64:
 
-    - ``icm_input_ids``, ``icm_attention_mask`` (B, K): the sentence's own tokens, from place 0; the chosen ones as
-      :class:`MaskingSpec` says.
-    - ``icm_positions`` (M,): where its tokens stand that are not special, in the flattened (B·K), ascending.
+    - ``icm_input_ids``, ``icm_attention_mask`` (B, K): the sentence's own tokens from position 0; the chosen ones
+      masked as :class:`MaskingSpec` says.
+    - ``icm_positions`` (M,): ascending positions of its tokens that are not special, in the flattened (B·K).
     - ``icm_labels`` (M,): the original ids there.
 
     Arguments:
-        view: which view, 0 or 1. Of a single column both are the one sentence, with draws of their own.
+        view: which view, 0 or 1. A corpus of one column has the same sentence in both, masked independently.
     """
 
     view: int = 0
 
 
-@dataclass
-class ObjectiveConfig:
-    """Settings of one auxiliary objective. ``name`` is its loss term and its prefix in logs and state dicts."""
-
-    name: ClassVar[str] = ""
-    weight: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.weight, int | float):
-            raise ValueError(f"{self.name}_weight must be a number, got {self.weight!r}")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, **asdict(self)}
-
-    def complete(self, name_or_path: str) -> None:
-        """Settle what the checkpoint that the backbone comes from decides. Called by ``from_backbone``, before the
-        model is built."""
-
-    @classmethod
-    def field_types(cls) -> dict[str, type]:
-        """The fields by name, with their types: float, int, str, bool, what may also be None left open; dict for those
-        that a command line cannot set."""
-        hints = typing.get_type_hints(cls)
-        kinds = {field.name: typing.get_args(hints[field.name]) or (hints[field.name],) for field in fields(cls)}
-        return {name: kind[0] if kind[0] in (float, int, str, bool) else dict for name, kind in kinds.items()}
-
-    @classmethod
-    def field_names(cls) -> set[str]:
-        return set(cls.field_types())
+# What an objective gets
 
 
 @dataclass(frozen=True)
@@ -133,52 +112,125 @@ class Views:
     Arguments:
         h: (V, B, H) raw pooled states, the embeddings of inference.
         z: (V, B, H) after the projector.
-        input_ids, attention_mask: (N, L) what was encoded, view-major.
+        input_ids, attention_mask: (N, L) the encoded tokens, view-major.
     """
 
-    h: torch.Tensor
-    z: torch.Tensor
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
+    h: Tensor
+    z: Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+
+    def vectors(self, name: str) -> Tensor:
+        """Return ``z`` or ``h``, (V, B, H)."""
+        return self.z if name == "z" else self.h
 
 
 @dataclass(frozen=True)
 class Encode:
-    """The trained backbone, lent to an objective for one step: ``encode(input_ids (N, L), attention_mask (N, L))``
-    gives the last hidden states (N, L, H); with a third argument, places of the flattened (N·L), those alone, (M, H).
+    """The trained backbone, lent to an objective for one step.
+
+    ``encode(input_ids (N, L), attention_mask (N, L))`` returns the last hidden states (N, L, H). With a third
+    argument, positions in the flattened (N·L), it returns the states there, (M, H).
 
     Arguments:
-        backbone: what is called.
+        backbone: the encoder.
         word_embeddings: (vocabulary, E) its input embedding matrix, for tied output layers.
-        project: texts to projected embeddings: ``project(input_ids (N, L), attention_mask (N, L))`` gives z (N, H).
+        project: ``project(input_ids (N, L), attention_mask (N, L))`` returns the projected embeddings z (N, H).
         temperature: τ of the contrast.
-        chunks: runs a network over chunks of rows where gradients are cached, else over all at once.
+        chunks: runs a network in chunks of rows if gradients are cached, else on all rows at once.
     """
 
     backbone: Callable[..., Any]
-    word_embeddings: torch.Tensor
-    project: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    word_embeddings: Tensor
+    project: Callable[[Tensor, Tensor], Tensor] | None = None
     temperature: float = 0.05
     chunks: Chunks = WHOLE_BATCH
 
-    def __call__(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, places: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, places: Tensor | None = None) -> Tensor:
         return run_encoder(self.backbone, attention_mask, input_ids, places_M=places).last_hidden_state
+
+
+@dataclass(frozen=True)
+class MaskedCopy:
+    """An objective's copy of the batch.
+
+    Arguments:
+        ids, mask: (R, K) the copied texts and their attention mask.
+        positions: (M,) ascending positions in the flattened (R·K) that are scored; None scores all.
+        labels: (M,) the original ids there.
+        vectors: (R, H) the sentence vector that belongs to each row, if the objective reads one.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    positions: Tensor | None
+    labels: Tensor
+    vectors: Tensor = None  # type: ignore[assignment]  # most objectives read none
+
+    @property
+    def rows(self) -> tuple[Tensor, ...]:
+        """The tensors with one entry per row."""
+        return (self.ids, self.mask) if self.vectors is None else (self.ids, self.mask, self.vectors)
+
+    @property
+    def places(self) -> tuple[Tensor, ...]:
+        """The tensors with one entry per scored position."""
+        return () if self.positions is None else (self.positions, self.labels)
+
+    def part(self, *tensors: Tensor) -> "MaskedCopy":
+        """The copy of some rows, from their ``rows`` and ``places``."""
+        names = ("ids", "mask", "vectors")[: len(self.rows)] + ("positions", "labels")[: len(self.places)]
+        own = {field.name: getattr(self, field.name) for field in fields(MaskedCopy)}
+        return MaskedCopy(**own | dict(zip(names, tensors, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditedCopy(MaskedCopy):
+    """A copy whose chosen tokens a generator replaced.
+
+    Arguments:
+        changed: (R, K) int64, 1 where a token differs from the original, else 0.
+    """
+
+    changed: Tensor
+
+    @property
+    def changed_M(self) -> Tensor:
+        """(M,) int64: ``changed`` at the scored positions."""
+        flat = self.changed.flatten()
+        return flat if self.positions is None else flat.index_select(0, self.positions)
+
+
+@dataclass(frozen=True)
+class TargetCopy(MaskedCopy):
+    """A text for a decoder to write, from the vector of its sentence."""
+
+    @property
+    def labels_RK(self) -> Tensor:
+        """(R, K) int64: the labels at their positions, -100 elsewhere."""
+        empty = torch.full_like(self.ids, -100).flatten()
+        return empty.index_copy(0, *self.places).view_as(self.ids)
+
+
+# The objective
 
 
 class Objective(nn.Module):
     """Base of the auxiliary objectives.
 
-    ``objective(views, batch, encode)`` returns ``(terms, metrics)``: its weighted terms by name, added to the
-    loss, and detached diagnostics, which are not.
+    ``objective(views, batch, encode)`` returns ``(terms, metrics)``: the weighted terms of the loss by name, and
+    detached diagnostics, which are logged only.
+
+    Most objectives score tokens of a copy of the batch. ``masked_copy`` and ``target_copy`` gather it as one object,
+    ``run`` computes ``predict`` on it in the chunks of cached gradients, and ``token_means`` averages over the tokens
+    of all processes. ``forward`` is then the formula.
     """
 
     config_class: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
-    #: Whether it reads ``views.z``. Without any reader, the contrast included, the projector does not train.
+    #: True if it reads ``views.z``. The projector is frozen if nothing reads it, the contrast included.
     reads_z: bool = True
-    #: Whether it works with cached gradients: its networks run through ``encode.chunks`` (or it has none), and none of
-    #: them lets a row see another one. What couples rows is computed on what they return, of all rows.
+    #: True if it works with cached gradients: its networks run through ``encode.chunks`` (or it has none) and treat
+    #: rows independently; terms that couple rows use the outputs of the full batch.
     cacheable: ClassVar[bool] = False
 
     def __init__(self, config: Any, encoder_config: PreTrainedConfig) -> None:
@@ -187,26 +239,156 @@ class Objective(nn.Module):
 
     @property
     def batch_spec(self) -> MaskingSpec | None:
-        """What the collator shall add to the batch, or nothing."""
+        """The copies that the collator adds to the batch; None for no copy."""
         return None
 
+    def forward(
+        self, views: Views, batch: dict[str, Tensor], encode: Encode
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the weighted terms with gradient and the detached diagnostics, each by name, as tensors of shape ().
+
+        Arguments:
+            views: the encoded views.
+            batch: the collator's further keys, with the copies that ``batch_spec`` asks for.
+            encode: the backbone.
+        """
+        raise NotImplementedError
+
+    def predict(self, copy: MaskedCopy, encode: Encode) -> tuple[Tensor, ...]:
+        """Compute a network's outputs on some rows of the copy, one entry per row or per scored position."""
+        raise NotImplementedError
+
+    # The copy of the batch
+
+    def masked_copy(self, views: Views, batch: dict[str, Tensor], vectors_VBH: Tensor | None = None) -> MaskedCopy:
+        """Gather the copies that a :class:`MaskingSpec` or an :class:`EditSpec` asked for.
+
+        Arguments:
+            vectors_VBH: the vectors of the views; each row of the copies gets its own sentence's.
+        """
+        spec = typing.cast(MaskingSpec, self.batch_spec)
+        ids_RK, positions_M = self._own(batch, "input_ids"), self._own(batch, "positions")
+        vectors_RH: Any = None
+        if vectors_VBH is not None:
+            vectors_RH = vectors_of_rows(vectors_VBH, spec.views, len(ids_RK))
+        if isinstance(spec, EditSpec):
+            labels_M = self._own(batch, "originals").flatten().index_select(0, positions_M)
+            return MaskedCopy(ids_RK, self._own(batch, "attention_mask"), positions_M, labels_M, vectors_RH)
+        mask_RK = first_rows(views.attention_mask, len(ids_RK))
+        return MaskedCopy(ids_RK, mask_RK, positions_M, self._own(batch, "labels"), vectors_RH)
+
+    def target_copy(self, batch: dict[str, Tensor], vectors_VBH: Tensor) -> TargetCopy:
+        """Gather the text that a :class:`TargetSpec` asked for, with the first view's vectors."""
+        ids_BK, mask_BK = self._own(batch, "input_ids"), self._own(batch, "attention_mask")
+        positions_M, labels_M = self._own(batch, "positions"), self._own(batch, "labels")
+        return TargetCopy(ids_BK, mask_BK, positions_M, labels_M, vectors_VBH[0])
+
+    def _own(self, batch: dict[str, Tensor], key: str) -> Tensor:
+        return batch[f"{self.config.name}_{key}"]
+
+    # Its prediction
+
+    def run(self, copy: MaskedCopy, encode: Encode) -> tuple[Tensor, ...]:
+        """Compute ``predict`` on the copy, in the chunks of cached gradients."""
+        return encode.chunks(lambda *part: self.predict(copy.part(*part), encode), copy.rows, copy.places)
+
+    def token_means(self, copy: MaskedCopy, encode: Encode) -> tuple[Tensor, ...]:
+        """Compute ``predict`` on the copy; return the mean of each output over the tokens of all processes, ()."""
+        found = [each.float() if each.dtype == torch.bool else each for each in self.run(copy, encode)]
+        return tuple(token_mean(each_M.sum(), len(each_M)) for each_M in found)
+
+    # Training and loading
+
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Groups of own parameters that train at another rate or are clipped apart: dicts with ``params`` and, where
-        it differs from the encoder's, ``lr_scale`` (a factor) and ``clip_group`` (a name). Empty: as the encoder."""
+        """Return groups of parameters with their own learning rate or gradient clipping.
+
+        A group is a dict with ``params`` and, if they differ from the encoder's, ``lr_scale`` (a factor) and
+        ``clip_group`` (a name). An empty list trains them like the encoder."""
         return []
 
     def freeze(self) -> None:
-        """Set ``requires_grad`` to False for own weights that do not train. Called by the model once it is built and
-        once it is loaded: ``from_pretrained`` makes every weight trainable."""
+        """Set ``requires_grad`` to False for weights that do not train. The model calls this after it is built and
+        after it is loaded: ``from_pretrained`` makes every weight trainable."""
 
     def init_from_checkpoint(self, name_or_path: str) -> None:
-        """Fill own weights from the checkpoint that the backbone comes from. Called once, by ``from_backbone``."""
+        """Fill weights from the backbone's checkpoint. ``from_backbone`` calls this once."""
 
     def load_frozen(self) -> None:
-        """Fetch frozen networks that are not part of the state dict. Called by ``from_backbone``,
-        ``from_pretrained(training=True)`` and the trainer, never by ``__init__``."""
+        """Load frozen networks that are not part of the state dict. ``from_backbone``,
+        ``from_pretrained(training=True)`` and the trainer call this, ``__init__`` never does."""
 
-    def forward(
-        self, views: Views, batch: dict[str, torch.Tensor], encode: Encode
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        raise NotImplementedError
+
+def vectors_of_rows(vectors_VBH: Tensor, views: int, rows: int) -> Tensor:
+    """Return the vector of each of the view-major copies, (R, H): those of the first ``views`` views, repeated if the
+    copies hold next sentences behind the same ones."""
+    vectors_NH = vectors_VBH[:views].flatten(0, 1)
+    return vectors_NH if rows == len(vectors_NH) else vectors_NH.repeat(rows // len(vectors_NH), 1)
+
+
+# The registry
+
+#: The registered objectives by name: a saved config and a command line find their classes here.
+OBJECTIVES: dict[str, type[Objective]] = {}
+
+#: Names that would clash with fields of the model's config: ``<name>_weight``.
+_RESERVED = ("contrastive", "hard_negative")
+
+Kind = TypeVar("Kind", bound=type[Objective])
+
+
+def register_objective(objective: Kind) -> Kind:
+    """Register an objective's class, so that a config, a checkpoint and a command line know it by name.
+
+    A function or a decorator::
+
+        @register_objective
+        class Variance(Objective):
+            config_class = VarianceConfig
+
+    Arguments:
+        objective: a subclass of :class:`Objective`. ``config_class`` is a dataclass derived from
+            :class:`ObjectiveConfig`, and its ``name`` is an identifier that no other objective has.
+
+    Returns:
+        the class.
+
+    Raises:
+        TypeError: ``objective`` or its ``config_class`` is not such a class.
+        ValueError: the name is not an identifier or is reserved, or another objective has it.
+    """
+    if not (isinstance(objective, type) and issubclass(objective, Objective)):
+        raise TypeError(f"objective must be a subclass of Objective, got {objective!r}")
+    config_class = objective.config_class
+    own = isinstance(config_class, type) and issubclass(config_class, ObjectiveConfig)
+    if not own or config_class is ObjectiveConfig or "__dataclass_fields__" not in vars(config_class):
+        raise TypeError(
+            f"{objective.__name__}.config_class must be a dataclass derived from ObjectiveConfig, got {config_class!r}"
+        )
+    name = config_class.name
+    if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED or hasattr(nn.ModuleDict, name):
+        raise ValueError(
+            f"{config_class.__name__}.name must be an identifier, the name of the loss term, and none of "
+            f"{', '.join(map(repr, _RESERVED))} or an attribute of nn.ModuleDict, got {name!r}"
+        )
+    other = OBJECTIVES.get(name, objective)
+    if (other.__module__, other.__qualname__) != (objective.__module__, objective.__qualname__):
+        raise ValueError(
+            f"{config_class.__name__}.name must differ from those of the registered objectives "
+            f"{list(OBJECTIVES)}, got {name!r}, which is {other.__module__}.{other.__qualname__}"
+        )
+    OBJECTIVES[name] = objective
+    return objective
+
+
+def registered(name: Any) -> type[Objective]:
+    """Return the objective of a name.
+
+    Raises:
+        ValueError: no objective of this name is registered.
+    """
+    if name not in OBJECTIVES:
+        raise ValueError(
+            f"objective {name!r} is not registered: import the module that registers it with register_objective "
+            f"(--import my_module on the command line); registered are {list(OBJECTIVES)}"
+        )
+    return OBJECTIVES[name]

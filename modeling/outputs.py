@@ -1,4 +1,4 @@
-"""What the models return."""
+"""The outputs of the models."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class SentenceEmbeddingOutput(ModelOutput):
     """Output at inference.
 
     Arguments:
-        sentence_embedding: (N, H)
+        sentence_embedding: (N, H) the embeddings.
         last_hidden_state: (N, L, H) of the backbone.
     """
 
@@ -24,10 +24,11 @@ class ContrastiveOutput(ModelOutput):
     """Output in training.
 
     Arguments:
-        loss: () the sum of the weighted terms.
+        loss: () the sum of the weighted terms, with gradient.
         loss_dict: the weighted terms by name, detached; ``loss == sum(loss_dict.values())`` in value.
         metrics: detached diagnostics outside the sum: ``positive_cosine``, ``negative_cosine``, ``alignment``,
-            ``uniformity``, ``identical_texts`` (rows whose text the batch has twice), and the objectives' own.
+            ``uniformity``, ``identical_texts`` (number of rows whose text is twice in the batch), and those of the
+            objectives.
         sentence_embedding: (V, B, H) the views' embeddings, detached.
     """
 

@@ -1,4 +1,4 @@
-"""From token states to one state a sentence.
+"""Pooling: from token states to one state per sentence.
 
 Shape suffixes: N sentences, L tokens, H hidden size.
 """
@@ -8,19 +8,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .configuration_cse import POOLINGS
-
+POOLINGS = ("cls", "mean", "first_last_mean", "top2_mean", "mask")
 #: Poolings that read more than the last layer.
 NEEDS_HIDDEN_STATES = ("first_last_mean", "top2_mean")
 
 
 def mean_over_tokens(states_NLH: Tensor, mask_NL: Tensor) -> Tensor:
+    """Average the states of each row's real tokens, (N, H)."""
     weights = mask_NL.unsqueeze(-1).to(states_NLH.dtype)
     return (states_NLH * weights).sum(1) / weights.sum(1).clamp_min(1e-9)
 
 
 def place_of(mask_NL: Tensor, offset: int) -> Tensor:
-    """(N,) the place ``offset`` tokens behind the first attended one (≥ 0), or counted from the last (−1 is it)."""
+    """Return the position ``offset`` tokens after each row's first real token; negative offsets count from the last
+    one (−1), (N,) int64."""
     real_NL = mask_NL.to(torch.int32)
     if offset >= 0:
         return real_NL.argmax(1) + offset
@@ -28,20 +29,19 @@ def place_of(mask_NL: Tensor, offset: int) -> Tensor:
 
 
 def flat_place_of(mask_NL: Tensor, offset: int) -> Tensor:
-    """(N,) ``place_of`` in the flattened (N·L)."""
+    """Return ``place_of`` as positions in the flattened (N·L), (N,) int64."""
     N, L = mask_NL.shape
     return torch.arange(0, N * L, L, device=mask_NL.device) + place_of(mask_NL, offset)
 
 
 def at_offset(states_NLH: Tensor, mask_NL: Tensor, offset: int) -> Tensor:
-    """The state at ``place_of``, (N, H)."""
-    rows_N = torch.arange(mask_NL.shape[0], device=mask_NL.device)  # len() would fix N where the graph is exported
+    """Return the states at ``place_of``, (N, H)."""
+    rows_N = torch.arange(mask_NL.shape[0], device=mask_NL.device)  # len() would make N a constant in exported graphs
     return states_NLH[rows_N, place_of(mask_NL, offset)]
 
 
 def single_offset(pooling: str, mask_offset: int | None = None) -> int | None:
-    """Where the one state stands that a pooling reads (``cls``, ``mask``), see ``place_of``; None where it reads
-    several.
+    """Return the offset (see ``place_of``) of the one state that ``cls`` or ``mask`` reads; None for other poolings.
 
     Raises:
         ValueError: ``mask`` without an offset.
@@ -61,7 +61,8 @@ def pool(pooling: str, hidden_states: Sequence[Tensor], mask_NL: Tensor, mask_of
         hidden_states: (N, L, H) each; embeddings first, last layer last. Only the last is needed for ``cls``, ``mean``
             and ``mask``.
         mask_NL: 1 for real tokens.
-        mask_offset: for ``mask``, where the template's own mask token stands (see ``CSEConfig.prompt_mask_offset``).
+        mask_offset: for ``mask``, the position of the template's own mask token (see
+            ``CSEConfig.prompt_mask_offset``).
 
     Returns:
         (N, H)

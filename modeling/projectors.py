@@ -1,4 +1,4 @@
-"""The projector between embedding and contrast.
+"""The projector between the embedding and the contrast.
 
 Shape suffixes: N rows (all views together, so that they share batch statistics), H hidden size.
 """
@@ -6,14 +6,15 @@ Shape suffixes: N rows (all views together, so that they share batch statistics)
 import torch
 from torch import Tensor, nn
 
-from .configuration_cse import PROJECTORS
 from .distributed import sum_over_processes, world_size
+
+PROJECTORS = ("tanh", "batchnorm", "linear", "none")
 
 
 class CrossRankBatchNorm1d(nn.BatchNorm1d):
-    """BatchNorm over the rows of all processes, on any device. In one process it is ``nn.BatchNorm1d``.
+    """BatchNorm over the rows of all processes, on any device (``nn.SyncBatchNorm`` refuses CPU tensors).
 
-    (``nn.SyncBatchNorm`` refuses CPU tensors.)
+    In one process it equals ``nn.BatchNorm1d``.
     """
 
     def forward(self, rows_NH: Tensor) -> Tensor:
@@ -37,7 +38,7 @@ class CrossRankBatchNorm1d(nn.BatchNorm1d):
 
 
 def build_projector(kind: str, hidden_size: int) -> nn.Module:
-    """(N, H) → (N, H).
+    """Build a projector, (N, H) → (N, H).
 
     - ``tanh``: Linear, Tanh (SimCSE §4.1)
     - ``batchnorm``: Linear(H, 2H, no bias), BatchNorm, ReLU, Linear(2H, H, no bias), BatchNorm(no affine) (DiffCSE §3)

@@ -1,32 +1,26 @@
-"""Objectives and methods by name: the one place where a saved config or a command line finds its classes."""
+"""The objectives of the package, registered by name in the order in which help texts and messages list them."""
 
-from .conditional_lm import ConditionalMaskedLM, CorrectiveLM
-from .masked_lm import MaskedLM
-from .modeling_cse import CSEModel
-from .modeling_diffcse import DiffCSEModel, EditedContrast, ReplacedTokenDetection
-from .modeling_infocse import AuxiliaryMaskedLM, InfoCSEModel
-from .modeling_informin import InforMinModel, Reconstruction
-from .modeling_msse import DimensionContrast, InformationCompensation, MSSEModel
-from .modeling_simcse import SimCSEModel
-from .objectives import Objective
+from .objective_aux_mlm import AuxiliaryMaskedLM
+from .objective_conditional import ConditionalMaskedLM, CorrectiveLM
+from .objective_dcm import DimensionContrast
+from .objective_edited import EditedContrast
+from .objective_icm import InformationCompensation
+from .objective_mlm import MaskedLM
+from .objective_reconstruction import Reconstruction
+from .objective_rtd import ReplacedTokenDetection
+from .objectives import OBJECTIVES, register_objective, registered
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    "reconstruction": Reconstruction,
-    "mlm": MaskedLM,
-    "aux_mlm": AuxiliaryMaskedLM,
-    "rtd": ReplacedTokenDetection,
-    "edited": EditedContrast,
-    "conditional_mlm": ConditionalMaskedLM,
-    "corrective_lm": CorrectiveLM,
-    "dcm": DimensionContrast,
-    "icm": InformationCompensation,
-}
+for _objective in (
+    Reconstruction,
+    MaskedLM,
+    AuxiliaryMaskedLM,
+    ReplacedTokenDetection,
+    EditedContrast,
+    ConditionalMaskedLM,
+    CorrectiveLM,
+    DimensionContrast,
+    InformationCompensation,
+):
+    register_objective(_objective)
 
-METHODS: dict[str, type[CSEModel]] = {
-    "simcse": SimCSEModel,
-    "informin": InforMinModel,
-    "infocse": InfoCSEModel,
-    "diffcse": DiffCSEModel,
-    "msse": MSSEModel,
-    "joint": CSEModel,
-}
+__all__ = ["OBJECTIVES", "registered"]

@@ -1,6 +1,6 @@
-"""A small decoder q(s | h): the tokens of a sentence from one vector.
+"""A small decoder q(s | h): it predicts the tokens of a sentence from one vector.
 
-Shape suffixes: B sentences, K tokens, M tokens that are scored, H hidden size, E embedding size of the vocabulary,
+Shape suffixes: B sentences, K tokens, M scored tokens, H hidden size, E embedding size of the vocabulary,
 V vocabulary.
 """
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from .vocabulary_loss import vocabulary_cross_entropy
+from .fast_vocabulary_loss import vocabulary_cross_entropy
 
 
 def sinusoids(length: int, like_BKH: Tensor) -> Tensor:
-    """(length, H) sines and cosines of the places (Vaswani et al. 2017, §3.5): no parameters, no limit."""
+    """Return sinusoidal position encodings (Vaswani et al., 2017, §3.5), (length, H), of the tensor's type."""
     size = like_BKH.shape[-1]
     place_K1 = torch.arange(length, device=like_BKH.device)[:, None]
     rate_F = torch.exp(torch.arange(0, size, 2, device=like_BKH.device) * (-math.log(10_000.0) / size))
@@ -24,9 +24,9 @@ def sinusoids(length: int, like_BKH: Tensor) -> Tensor:
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, the vector, a feed-forward net; each added to the states, norms in front.
+    """Self-attention, a map of the vector and a feed-forward net; each is added to the states, with norms in front.
 
-    Attention over a memory of one vector is a linear map of it, since its only weight is 1: that map is all there is.
+    Attention over a memory of one vector has the single weight 1. It is therefore a linear map of the vector.
     """
 
     def __init__(self, size: int, heads: int, dropout: float) -> None:
@@ -42,7 +42,7 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, states_BKH: Tensor, memory_BH: Tensor, allowed_B1KK: Tensor | None) -> Tensor:
-        """``allowed_B1KK``: True where a place may look; None: at itself and at what is before it."""
+        """Return the states (B, K, H). ``allowed_B1KK`` is True where a position may attend; None is causal."""
         joint = self.attention_in(self.attention_norm(states_BKH)).unflatten(-1, (3, self.heads, -1))
         query, key, value = joint.permute(2, 0, 3, 1, 4)
         causal = allowed_B1KK is None
@@ -53,13 +53,22 @@ class DecoderLayer(nn.Module):
 
 
 class SentenceDecoder(nn.Module):
-    """Decodes a sentence from its vector, the only memory. The vocabulary's matrix, the encoder's word embedding, is
-    passed in at call time: it is read here as input (detached) and as the output matrix (trained).
+    """A decoder whose only memory is the sentence's vector.
 
-    - ``causal``: place t is predicted from the vector and the tokens before t (teacher forcing); the input is shifted
-      by one, with a learned state in front.
-    - not causal: place t sees the embeddings of all tokens, its own included, with ``element_dropout`` on each of
-      their elements (DenoSent).
+    The encoder's word embeddings are passed in at call time. They are the input (detached) and the output matrix
+    (trained).
+
+    - ``causal``: token t is predicted from the vector and the tokens before t (teacher forcing). The input is shifted
+      by one position, with a learned first state.
+    - not causal: position t reads the embeddings of all tokens, its own included, with ``element_dropout`` on their
+      elements (DenoSent).
+
+    Arguments:
+        encoder_config: gives hidden size, embedding size and vocabulary.
+        causal: see above.
+        layers, heads: of the decoder.
+        dropout: dropout of the states.
+        element_dropout: dropout of the input's elements, for the kind that is not causal.
     """
 
     def __init__(
@@ -85,7 +94,7 @@ class SentenceDecoder(nn.Module):
         self.bias = nn.Parameter(torch.zeros(int(encoder_config.vocab_size)))
 
     def queries(self, ids_BK: Tensor, words_VE: Tensor) -> Tensor:
-        """What stands at each place before the vector is known, (B, K, H)."""
+        """Return the decoder's input without the vector, (B, K, H)."""
         words_BKH = self.enter(self.word_norm(F.embedding(ids_BK, words_VE.detach())))
         words_BKH = self.element_dropout(words_BKH)
         if self.start is not None:
@@ -94,7 +103,7 @@ class SentenceDecoder(nn.Module):
         return words_BKH + sinusoids(ids_BK.shape[1], words_BKH)
 
     def forward(self, queries_BKH: Tensor, memory_BH: Tensor, mask_BK: Tensor) -> Tensor:
-        """The states (B, K, H). A padded place is read by itself alone."""
+        """Return the states (B, K, H). No other position attends to a padded one."""
         allowed_B1KK = None
         if self.start is None:
             own_KK = torch.eye(mask_BK.shape[1], dtype=torch.bool, device=mask_BK.device)
@@ -105,5 +114,5 @@ class SentenceDecoder(nn.Module):
         return states_BKH
 
     def losses(self, states_MH: Tensor, labels_M: Tensor, words_VE: Tensor) -> Tensor:
-        """(M, H) states of the scored places → the cross-entropy of each label, (M,); 0 where it is −100."""
+        """Return the cross-entropy of each label from the states at its position, (M,) in nats; 0 where it is −100."""
         return vocabulary_cross_entropy(self.leave(self.norm(states_MH)), words_VE, self.bias, labels_M)[0]

@@ -1,7 +1,7 @@
-"""The state of a prompt template's mask token as a module of sentence-transformers.
+"""Pooling of a prompt template's mask token, as a module of sentence-transformers.
 
-An export whose template does not end in its mask token carries a copy of this file, since sentence-transformers has no
-such pooling. The template itself is in the tokenizer.
+sentence-transformers has no such pooling. An export therefore has a copy of this file if its template does not end in
+the mask token. The template itself is in the tokenizer.
 """
 
 import json
@@ -12,15 +12,19 @@ from torch import Tensor, nn
 
 
 class TemplatePooling(nn.Module):
-    """Pools token states (N, L, H) to the one ``mask_offset`` tokens behind the first attended token (≥ 0), or counted
-    from the last (−1 is the last)."""
+    """Returns one state per sentence, (N, L, H) → (N, H).
+
+    Arguments:
+        embedding_dimension: H.
+        mask_offset: position of the state, counted from the first attended token (≥ 0) or from the last (−1).
+    """
 
     def __init__(self, embedding_dimension: int, mask_offset: int) -> None:
         super().__init__()
         self.embedding_dimension, self.mask_offset = embedding_dimension, mask_offset
 
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Add ``sentence_embedding`` (N, H) to what the encoder gave."""
+        """Add ``sentence_embedding`` (N, H) to the encoder's output."""
         states, mask = features["token_embeddings"], features["attention_mask"]
         if states.shape[:2] != mask.shape:
             raise ValueError(f"token states must be padded to {tuple(mask.shape)}, got {tuple(states.shape[:2])}")
@@ -30,13 +34,13 @@ class TemplatePooling(nn.Module):
         return {**features, "sentence_embedding": states[rows, start + self.mask_offset]}
 
     def get_embedding_dimension(self) -> int:
-        """H."""
+        """Return H."""
         return self.embedding_dimension
 
     get_sentence_embedding_dimension = get_embedding_dimension  # its name before sentence-transformers 6
 
     def save(self, output_path: str, *args: object, **kwargs: object) -> None:
-        """Write ``config.json``, and this file where the model's folder is."""
+        """Write ``config.json`` into the folder, and this file into its parent."""
         config = {"embedding_dimension": self.embedding_dimension, "mask_offset": self.mask_offset}
         Path(output_path, "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         own = Path(__file__)
@@ -44,5 +48,5 @@ class TemplatePooling(nn.Module):
 
     @staticmethod
     def load(input_path: str) -> "TemplatePooling":
-        """From the folder that holds ``config.json``."""
+        """Read ``config.json`` from the folder."""
         return TemplatePooling(**json.loads(Path(input_path, "config.json").read_text(encoding="utf-8")))

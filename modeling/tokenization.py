@@ -1,4 +1,4 @@
-"""Texts to token ids, a prompt template spliced in at token level: the sentence is truncated, the template never."""
+"""From texts to token ids. A prompt template is added at token level, so that truncation cuts the sentence only."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 @dataclass(frozen=True)
 class Frame:
-    """What surrounds a sentence: special tokens and template, as ids.
+    """The ids around a sentence: special tokens and template.
 
     Arguments:
         before, after: ids in front of and behind the sentence.
-        mask_offset: where the template's mask token stands: counted from the first token (≥ 0) or from the last (< 0).
+        mask_offset: position of the template's mask token, counted from the first token (≥ 0) or from the last (< 0);
             None without a template.
     """
 
@@ -32,8 +32,8 @@ class TokenizedTexts:
 
     Arguments:
         input_ids: per text, with special tokens and template.
-        first, last: per text, the slice of ``input_ids`` that is the sentence itself (what may be masked).
-        truncated: per text, whether tokens were cut off.
+        first, last: per text, the slice of ``input_ids`` that is the sentence itself, whose tokens may be masked.
+        truncated: per text, True if the sentence lost tokens.
     """
 
     input_ids: list[list[int]]
@@ -44,16 +44,15 @@ class TokenizedTexts:
 
 @lru_cache(maxsize=32)
 def sentence_frame(tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> Frame:
-    """The ids around a sentence.
+    """Return the ids around a sentence.
 
     Arguments:
-        template: holds ``{sentence}`` and ``{mask}``, e.g. ``"{sentence}" means {mask}.`` Its parts are tokenised on
-            their own, so that sentence and template never share a token. One that ends in ``{mask}`` is the end of
-            the text: no special token follows, and the mask token is the last of all. None: the tokenizer's own, see
-            :func:`own_template`.
+        template: contains ``{sentence}`` and ``{mask}``, e.g. ``"{sentence}" means {mask}.`` Its parts are tokenised
+            separately, so that sentence and template never share a token. If it ends in ``{mask}``, no special token
+            follows, and the mask token is the last one. None means the tokenizer's own, see :func:`own_template`.
 
     Raises:
-        ValueError: the template lacks a placeholder, the tokenizer has no mask token or holds another template.
+        ValueError: the template lacks a placeholder, or the tokenizer has no mask token or holds another template.
     """
     lead, tail = _special_frame(tokenizer)
     if template in (None, own_template(tokenizer)):
@@ -83,16 +82,19 @@ def _mask_offset(before: tuple[int, ...], after: tuple[int, ...], mask_id: int |
 
 
 def own_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The template that a tokenizer puts around every text by itself (see :func:`with_template`), or None."""
+    """Return the template that a tokenizer itself puts around every text (see :func:`with_template`), or None."""
     return tokenizer.init_kwargs.get("prompt_template")
 
 
 def with_template(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrainedTokenizerBase:
-    """A copy of a tokenizer whose post-processor puts the template around every text, as :func:`tokenize` does: its
-    own truncation then cuts the sentence and never the template. ``own_template`` names it, also after a reload.
+    """Return a copy of a tokenizer that puts the template around every text, as :func:`tokenize` does.
+
+    Its post-processor adds the template, so its own truncation cuts the sentence only. ``own_template`` returns the
+    template, also after a reload.
 
     Raises:
-        ValueError: the tokenizer has no Rust backend, and so no post-processor; what :func:`sentence_frame` refuses.
+        ValueError: the tokenizer has no Rust backend, hence no post-processor; or :func:`sentence_frame` refuses the
+            template.
     """
     frame = sentence_frame(tokenizer, template)
     if not tokenizer.is_fast:
@@ -112,8 +114,10 @@ def with_template(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrain
 
 
 def _special_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the tokenizer itself puts in front of and behind a sentence, seen on the first text that has a token at all
-    (not every vocabulary knows the letter a) and that does not stand in the frame as well."""
+    """Return the special tokens that the tokenizer puts in front of and behind a sentence.
+
+    They are read off the first probe text that has a token (not every vocabulary has the letter a) and whose tokens
+    are found once in its own encoding."""
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     for text in _probes(tokenizer):
         probe = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -126,7 +130,7 @@ def _special_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...],
 
 
 def _probes(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Texts to look for the frame with; the vocabulary, which can take seconds to list, only where "a" will not do."""
+    """Yield probe texts: "a" first, then the vocabulary, which can take seconds to list."""
     yield "a"
     yield from tokenizer.get_vocab()
 
@@ -134,8 +138,11 @@ def _probes(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
 def tokenize(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, template: str | None = None
 ) -> TokenizedTexts:
-    """Tokenise texts once, cut the end of each sentence so that special tokens and template still fit into
-    ``max_length``.
+    """Tokenise texts once. A sentence loses its end if it does not fit into ``max_length`` with its frame.
+
+    Arguments:
+        max_length: tokens per text, special tokens and template included.
+        template: see :func:`sentence_frame`.
 
     Raises:
         ValueError: ``max_length`` leaves no room for a token of the sentence.
@@ -155,8 +162,9 @@ def tokenize(
 
 
 def _sentence_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """Token ids without special tokens, of any length. The Rust tokenizer is asked for ids alone, which takes a fifth
-    less time than the full call: no offsets, no masks."""
+    """Return the token ids of texts without special tokens and without a length limit.
+
+    The Rust tokenizer computes only the ids, no offsets and masks, which takes a fifth less time."""
     if not tokenizer.is_fast:
         return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     backend = tokenizer.backend_tokenizer
@@ -169,7 +177,7 @@ def _sentence_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[
 def pad(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]], pad_to_multiple_of: int | None = None
 ) -> dict[str, Any]:
-    """Pad on the right to the longest row. Returns ``input_ids`` and ``attention_mask`` (N, L), int64 tensors."""
+    """Pad rows on the right to the longest one. Return ``input_ids`` and ``attention_mask``, (N, L) int64 tensors."""
     length = max(map(len, rows))
     if pad_to_multiple_of:
         length = -(-length // pad_to_multiple_of) * pad_to_multiple_of

@@ -16,7 +16,7 @@ InformationCompensationConfig MSSEConfig MSSEModel MaskedLM MaskedLMConfig Objec
 PretrainingArguments PretrainingTrainer Reconstruction ReconstructionConfig ReplacedTokenDetection
 ReplacedTokenDetectionConfig SimCSEConfig SimCSEModel __version__ compare_runs encode encode_file evaluate_pairs
 evaluate_sts evaluate_transfer load_corpus load_encoder load_sts load_transfer pack push_run read_pairs
-train_tokenizer
+register_objective train_tokenizer
 """.split()  # noqa: SIM905
 
 

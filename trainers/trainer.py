@@ -20,10 +20,10 @@ from csekit.evaluation.sts import EmbeddedPairs, score_pairs
 from csekit.evaluation.transfer import evaluate_transfer
 from csekit.evaluation.transfer_data import TransferTask
 from csekit.modeling import CSEModel
-from csekit.modeling.compilation import compile_layers
-from csekit.modeling.configuration_cse import dropout_fields
+from csekit.modeling.backbone import dropout_fields
 from csekit.modeling.distributed import world_size
 from csekit.modeling.export import check_exportable
+from csekit.modeling.fast_compile import compile_layers
 from csekit.modeling.tokenization import pad, tokenize
 from csekit.trainers.arguments import CSETrainingArguments
 from csekit.trainers.base_trainer import TRAINING_FOLDER, warn_of_launcher, without_autocast
@@ -32,7 +32,6 @@ from csekit.trainers.callbacks import GeometryCallback
 from csekit.trainers.data.augmentation import check_augmentation, make_augmentation
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.datasets import StreamingSentenceDataset
-from csekit.trainers.gradient_cache import cache_gradients
 from csekit.trainers.hub.hub_trainer import HubTrainer
 from csekit.trainers.scripts.run_record import trainer_results
 
@@ -80,7 +79,7 @@ class CSETrainer(HubTrainer):
         **kwargs: Any,
     ) -> None:
         check_setting(model, args, corpus)
-        cache_gradients(model, args.cache_chunk_size)
+        model.cache_gradients(args.cache_chunk_size)
         self.corpus, self.dev, self.transfer, self.tokenizer = corpus, dev, list(transfer), tokenizer
         self.embedded_dev: EmbeddedPairs | None = None
         geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []

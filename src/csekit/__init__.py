@@ -45,6 +45,7 @@ _PUBLIC: dict[str, str] = {
             "ReplacedTokenDetectionConfig",
             "SimCSEConfig",
             "SimCSEModel",
+            "register_objective",
         ),
         "csekit.modeling",
     ),

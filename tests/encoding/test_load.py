@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from csekit.encoding.load import load_encoder
-from csekit.modeling.configuration_cse import POOLINGS
+from csekit.modeling.pooling import POOLINGS
 
 TEXTS = ["the man plays guitar .", "a dog runs", "cat"]
 

@@ -210,7 +210,7 @@ def batch_of() -> Callable[..., dict[str, Tensor]]:
 @pytest.fixture
 def whole_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last layer is computed whole wherever it is read: with dropout it draws other random numbers cut short."""
-    monkeypatch.setattr("csekit.modeling.unpadding.attention_output", lambda model: None)
+    monkeypatch.setattr("csekit.modeling.fast_packing.attention_output", lambda model: None)
 
 
 @pytest.fixture(scope="session")

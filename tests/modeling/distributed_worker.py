@@ -23,7 +23,7 @@ from csekit.modeling import (
     TargetSpec,
 )
 from csekit.modeling.distributed import gather_rows, sum_over_processes, token_mean
-from csekit.modeling.gradient_cache import Chunks
+from csekit.modeling.fast_cache import Chunks
 
 WORLD, B, L = 2, 4, 8  # B rows of each process
 RAGGED = [(1, 2, 3, 17, 33, 41, 57), (5, 50)]

@@ -73,7 +73,9 @@ def test_simcse_form(source, checkpoint, tokenizer_of, tmp_path, kind, head, kep
     encoder, projector, state = source(kind, head)
     torch.save(state, tmp_path / "pytorch_model.bin")
     model, report = convert_checkpoint(tmp_path, checkpoint(kind), projector_at_inference=kept)
-    assert isinstance(model, SimCSEModel) and report.taken.keys() == state.keys() and not report.dropped
+    assert isinstance(model, SimCSEModel)
+    assert report.taken.keys() == state.keys()
+    assert not report.dropped
     assert model.config.projector == {"dense": "tanh", "net": "batchnorm"}[head]
     tokenizer = tokenizer_of(kind)
     wanted = by_hand(encoder, projector if kept else None, tokenizer)
@@ -237,7 +239,9 @@ class Evil:
 def test_what_cannot_be_is_one_line(source, checkpoint, tmp_path, change, options, message):
     torch.save(change(source()[2]), tmp_path / "pytorch_model.bin")
     found = run(tmp_path, "-o", tmp_path / "out", "--backbone", checkpoint("bert"), *options)
-    assert found.exit_code == 2 and message in found.output and found.output.count("\n") == 1, found.output
+    assert found.exit_code == 2, found.output
+    assert message in found.output, found.output
+    assert found.output.count("\n") == 1, found.output
     assert not (tmp_path / "out").exists()
 
 

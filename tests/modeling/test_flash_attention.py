@@ -13,7 +13,7 @@ import torch
 from transformers import modeling_flash_attention_utils as flash_utils
 
 from csekit.modeling import CSEModel, SimCSEConfig, SimCSEModel
-from csekit.modeling.unpadding import run_encoder
+from csekit.modeling.fast_packing import run_encoder
 
 FAMILIES = ["bert", "roberta", "modernbert"]
 LENGTHS = [3, 12, 1, 7]
@@ -37,7 +37,10 @@ def flash(monkeypatch):
         if q.dtype == torch.float32:
             raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
         assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32 and torch.equal(cu_seqlens_q, cu_seqlens_k)
-        assert isinstance(max_seqlen_q, int) and max_seqlen_q == max_seqlen_k and not causal and q.dim() == 3
+        assert isinstance(max_seqlen_q, int)
+        assert max_seqlen_q == max_seqlen_k
+        assert not causal
+        assert q.dim() == 3
         starts = cu_seqlens_q.tolist()
         calls.append((starts, max_seqlen_q))
         assert starts[-1] == len(q) and max(b - a for a, b in pairwise(starts)) <= max_seqlen_q

@@ -9,7 +9,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTrainin
 
 from csekit.modeling import InfoCSEForPreTraining, InfoCSEPretrainingConfig
 from csekit.modeling.auxiliary_head import FOLDER
-from csekit.modeling.layers import layer_list
+from csekit.modeling.backbone import layer_list
 
 REFUSED = ("modernbert", "albert")  # a norm behind the last layer; one layer shared by all
 B, L, V = 3, 9, 97

@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, BertConfig
 
 from csekit.modeling import METHODS, CSEModel, InfoCSEModel, InforMinModel
 from csekit.modeling.auxiliary_head import AuxiliaryHead, lower_layers
-from csekit.modeling.masked_lm import MaskedLMHead
+from csekit.modeling.masked_lm_head import MaskedLMHead
 
 B, L, H, V = 4, 9, 16, 97
 DEEP = {"num_hidden_layers": 4}  # k = 2

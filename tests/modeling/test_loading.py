@@ -10,7 +10,7 @@ from csekit.modeling import (
     InforMinModel,
     SimCSEModel,
 )
-from csekit.modeling.configuration_cse import dropout_fields
+from csekit.modeling.backbone import dropout_fields
 
 B, L, H = 4, 9, 16
 

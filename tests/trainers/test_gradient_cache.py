@@ -11,7 +11,6 @@ from torch import nn
 
 from csekit.modeling import OBJECTIVES, Objective, ObjectiveConfig, SimCSEModel
 from csekit.trainers import CSETrainingArguments
-from csekit.trainers.gradient_cache import cache_gradients
 
 
 @dataclass
@@ -89,7 +88,7 @@ def test_what_cannot_be_cached_is_refused(
     model = SimCSEModel.from_backbone(small_backbone)
     model.backbone.embeddings.norm = nn.BatchNorm1d(3)
     with pytest.raises(ValueError, match=r"the layer backbone\.embeddings\.norm, whose statistics"):
-        cache_gradients(model, 2)
+        model.cache_gradients(2)
     assert model.chunks.size == 0
     with pytest.raises(ValueError, match=r"cache_chunk_size must be 0 \(off\) or a number of texts, got -1"):
         CSETrainingArguments(output_dir=str(tmp_path), cache_chunk_size=-1)
@@ -98,5 +97,5 @@ def test_what_cannot_be_cached_is_refused(
 def test_the_next_trainer_sets_the_model_back(small_run: Callable[..., Any], tmp_path: Path) -> None:
     trainer = small_run(tmp_path / "run", cache_chunk_size=4, max_steps=1)
     assert trainer.model.chunks.size == 4
-    cache_gradients(trainer.model, 0)
+    trainer.model.cache_gradients(0)
     assert trainer.model.chunks.size == 0

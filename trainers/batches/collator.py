@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from csekit.modeling.fast_counts import TOKEN_COUNTS
 from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
-from csekit.modeling.row_counts import TOKEN_COUNTS
 from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize
 from csekit.trainers.batches.editing import edited_copy
 from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, masked_copy, target_copy

@@ -16,8 +16,8 @@ from transformers import (
 from csekit.encoding.provenance import environment
 from csekit.evaluation.results import write_results
 from csekit.modeling import InfoCSEForPreTraining, InfoCSEPretrainingConfig
-from csekit.modeling.configuration_infocse_pretraining import OBJECTIVES
-from csekit.modeling.modeling_infocse_pretraining import set_dropout
+from csekit.modeling.backbone import set_dropout
+from csekit.modeling.configuration_infocse_pretraining import PRETRAINING_OBJECTIVES
 from csekit.trainers.arguments import PretrainingArguments
 from csekit.trainers.batches.packing import Blocks
 from csekit.trainers.data.corpora import Corpus, load_corpus
@@ -62,8 +62,9 @@ class PretrainRunArguments(CorpusArguments):
     def check(self) -> None:
         """Raise ValueError for what is missing or contradicts itself."""
         super().check()
-        if self.objective not in OBJECTIVES:
-            raise ValueError(f"objective must be one of {', '.join(map(repr, OBJECTIVES))}, got {self.objective!r}")
+        if self.objective not in PRETRAINING_OBJECTIVES:
+            allowed = ", ".join(map(repr, PRETRAINING_OBJECTIVES))
+            raise ValueError(f"objective must be one of {allowed}, got {self.objective!r}")
         if not 0 <= self.heldout_share <= 0.5:
             raise ValueError(f"heldout_share must lie in [0, 0.5], got {self.heldout_share}")
         fresh = {

@@ -1,5 +1,6 @@
-"""Cross-entropy over a vocabulary: the product with the output matrix and the loss in one, the (M, V) logits stored
-once, in the precision of the product, and turned into their own gradient in place.
+"""Cross-entropy over a vocabulary, fused with the product with the output matrix.
+
+The (M, V) logits are stored once, in the precision of the product, and overwritten by their own gradient.
 
 Shape suffixes: M tokens, E width of the output matrix, V vocabulary.
 """
@@ -9,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from .fast_switch import fast
 
 IGNORED = -100
-#: Entries of the logits that are turned at once: on CPU as many as stay in its cache.
+#: Number of logits per block: on CPU as many as fit into its cache.
 _BLOCK_ENTRIES = {"cpu": 1 << 20, "other": 1 << 26}
 
 
@@ -66,18 +70,30 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
 def vocabulary_cross_entropy(
     states_ME: Tensor, matrix_VE: Tensor, bias_V: Tensor | None, labels_M: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the logits ``states @ matrix.T + bias``, and whether their maximum is right.
+    """Return the cross-entropy of the logits ``states @ matrix.T + bias``, and whether their maximum is the label.
 
     Arguments:
-        states_ME, matrix_VE, bias_V: multiplied in autocast's precision where that is on, the softmax in at least
-            fp32. First derivatives only.
-        labels_M: (M,) int64; −100 is not counted.
+        states_ME, matrix_VE, bias_V: multiplied in autocast's precision if that is on; the softmax is computed in at
+            least fp32. Only first derivatives exist.
+        labels_M: (M,) int64; −100 marks a token that does not count.
 
     Returns:
-        (M,) losses, 0 where not counted, and (M,) bool without gradient.
+        (M,) losses in nats, 0 where the label is −100, and (M,) bool without gradient.
     """
+    if not fast():
+        return _naive_cross_entropy(states_ME, matrix_VE, bias_V, labels_M)
     device = states_ME.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_ME.dtype
     trains = torch.is_grad_enabled()
     with torch.autocast(device, enabled=False):
         return _VocabularyCrossEntropy.apply(states_ME.to(dtype), matrix_VE.to(dtype), bias_V, labels_M, trains)
+
+
+def _naive_cross_entropy(
+    states_ME: Tensor, matrix_VE: Tensor, bias_V: Tensor | None, labels_M: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same from torch's own linear map and cross-entropy."""
+    logits_MV = F.linear(states_ME, matrix_VE, bias_V)
+    logits_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
+    losses_M = F.cross_entropy(logits_MV, labels_M, reduction="none", ignore_index=IGNORED)
+    return losses_M, (logits_MV.argmax(1) == labels_M) & (labels_M != IGNORED)

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from csekit.modeling import Encode, MaskedLM, MaskedLMConfig, SimCSEConfig, SimCSEModel, Views
-from csekit.modeling.masked_lm import MaskedLMHead
+from csekit.modeling.masked_lm_head import MaskedLMHead
 
 B, L = 3, 9
 

@@ -7,9 +7,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from csekit.modeling import CSEModel, SimCSEModel
-from csekit.modeling.compilation import compile_layers
-from csekit.modeling.dropout import LanesDropout
-from csekit.modeling.gradient_cache import Chunks
+from csekit.modeling.fast_cache import Chunks
+from csekit.modeling.fast_compile import compile_layers
+from csekit.modeling.fast_dropout import LanesDropout
 
 LENGTHS = [9, 5, 12, 7, 10, 4]
 

@@ -1,19 +1,22 @@
-"""Dropout whose randomness is cheap on CPU.
+"""Dropout whose random numbers are cheap on CPU.
 
-There PyTorch draws one number after the other for every element, a sixth of a training step of a small encoder. Here
-one 64-bit number serves four elements.
+PyTorch draws one number for every element there, one after the other, which takes a sixth of a small encoder's
+training step. Here one 64-bit number serves four elements.
 """
 
 import torch
 from torch import Tensor, nn
 
+from .fast_switch import fast
+
 _LANES = 1 << 16
 
 
 def dropout(states: Tensor, p: float) -> Tensor:
-    """Each element zero with probability ``p``, rounded to a multiple of 2⁻¹⁶, and otherwise divided by the
-    probability to stay. Drawn from torch's global generator of the CPU. In a graph that is compiled torch's own: it
-    knows no drawing of integers."""
+    """Set each element to zero with probability ``p`` (rounded to a multiple of 2⁻¹⁶) and divide the others by 1 − p.
+
+    The random numbers come from torch's global CPU generator. A compiled graph uses torch's own dropout, since it
+    cannot draw integers."""
     if torch.compiler.is_compiling():
         return nn.functional.dropout(states, p)
     dropped = round(p * _LANES)
@@ -25,7 +28,7 @@ def dropout(states: Tensor, p: float) -> Tensor:
 
 
 class LanesDropout(nn.Dropout):
-    """``nn.Dropout``, on CPU by :func:`dropout`."""
+    """``nn.Dropout`` that calls :func:`dropout` on CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.training and input.device.type == "cpu" and 0 < round(self.p * _LANES) < _LANES:
@@ -34,7 +37,10 @@ class LanesDropout(nn.Dropout):
 
 
 def speed_up_dropout(model: nn.Module) -> None:
-    """Put a :class:`LanesDropout` in the place of every ``nn.Dropout``. Nothing of a state dict changes."""
+    """Replace every ``nn.Dropout`` by a :class:`LanesDropout`, unless the fast paths are off. State dicts stay the
+    same."""
+    if not fast():
+        return
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Dropout:

@@ -17,7 +17,7 @@ from csekit.modeling import (
     InfoCSEModel,
 )
 from csekit.modeling.auxiliary_head import AuxiliaryHead
-from csekit.modeling.modeling_infocse import replace_first
+from csekit.modeling.objective_aux_mlm import replace_first
 
 B, L, H, V = 4, 9, 16, 97
 DEEP = {"num_hidden_layers": 4}  # k = 2

@@ -1,11 +1,11 @@
 """Packed batches: an encoder computes real tokens only, whatever the padding of its input.
 
-The real tokens of all rows are concatenated; every layer but attention sees just them. Attention lays them out again
-as padded rows, since scaled dot-product attention (with dropout) wants those, and packs what it returns. Transformers'
-own flash attention needs no rows: it is told where each begins. Both hang on Transformers' attention interface, so
-that no family's code is forked.
+The real tokens of all rows are concatenated, and every layer except attention processes this one sequence. Scaled
+dot-product attention needs padded rows (it has dropout), so the tokens are padded before it and packed after it.
+Transformers' flash attention needs no rows: it gets their boundaries. Both use Transformers' attention interface, so
+no family's code is forked.
 
-Shape suffixes: N rows, L tokens of the longest, T real tokens of all rows, M wanted ones, H hidden size, A heads,
+Shape suffixes: N rows, L tokens of the longest, T real tokens of all rows, M wanted positions, H hidden size, A heads,
 D size of a head.
 """
 
@@ -24,23 +24,24 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils.generic import is_flash_attention_requested
 
-from .dropout import dropout
-from .layers import TakeRows, attention_output, only_at, take_places
-from .row_counts import counts_of
+from .fast_counts import counts_of
+from .fast_dropout import dropout
+from .fast_layers import TakeRows, attention_output, only_at, take_places
+from .fast_switch import fast
 
 logger = logging.getLogger(__name__)
 
-#: The name under which Transformers knows the attention of packed batches.
+#: The name of this attention in Transformers.
 PACKED_ATTENTION = "csekit_packed"
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the real tokens of a padded batch stand.
+    """The positions of the real tokens in a padded batch.
 
     Arguments:
         mask_NL: bool, True for real tokens.
-        index_T: int64, their places in the flattened (N·L) batch, ascending.
+        index_T: int64, their ascending positions in the flattened (N·L) batch.
     """
 
     mask_NL: Tensor
@@ -48,10 +49,12 @@ class Packing:
 
     @classmethod
     def of(cls, attention_mask_NL: Tensor) -> "Packing":
-        """Waits for the device unless the mask's counts are noted on it (``row_counts.py``).
+        """Find the real tokens of a mask.
+
+        Synchronises with the device unless token counts were attached to the mask (``fast_counts.py``).
 
         Raises:
-            RuntimeError: the counts are not the mask's; on a GPU only once the device comes to it.
+            RuntimeError: the attached counts are wrong; on a GPU the error comes later, when the device gets there.
         """
         mask_NL, counts = attention_mask_NL.bool(), counts_of(attention_mask_NL)
         flat = mask_NL.flatten()
@@ -61,8 +64,9 @@ class Packing:
         return cls(mask_NL, torch.nonzero_static(flat, size=sum(counts)).squeeze(1))
 
     def boundaries(self) -> dict[str, Any]:
-        """Where rows begin and end, as Transformers' flash attention wants it. The longest is only bounded, by L: its
-        length would have to be read from the device."""
+        """Return where rows begin and end, as arguments of Transformers' flash attention.
+
+        The longest length is given as L, an upper bound: the exact one would have to be read from the device."""
         ends_N = self.mask_NL.sum(1).cumsum(0)
         starts = nn.functional.pad(ends_N, (1, 0)).to(torch.int32)
         L = self.mask_NL.shape[1]
@@ -70,25 +74,25 @@ class Packing:
 
     @property
     def full(self) -> bool:
-        """Whether nothing is padded."""
+        """True if the batch has no padding."""
         return len(self.index_T) == self.mask_NL.numel()
 
     def pack(self, padded: Tensor) -> Tensor:
-        """(N, L, …) → (T, …)."""
+        """Drop the padding: (N, L, …) → (T, …)."""
         return TakeRows.apply(padded.flatten(0, 1), self.index_T)
 
     def pad(self, packed: Tensor) -> Tensor:
-        """(T, …) → (N, L, …), zeros at padding."""
+        """Restore the rows: (T, …) → (N, L, …), zeros at padding."""
         N, L = self.mask_NL.shape
         padded = packed.new_zeros((N * L, *packed.shape[1:]))
         return padded.index_copy_(0, self.index_T, packed).unflatten(0, (N, L))
 
     def places(self, places_M: Tensor) -> Tensor:
-        """(M,) int64: where among the T real places of the flattened (N·L) stand."""
+        """Convert positions of the flattened (N·L) to positions among the T real tokens, (M,) int64."""
         return self.mask_NL.flatten().cumsum(0).index_select(0, places_M) - 1
 
     def positions(self, first: int = 0) -> Tensor:
-        """(1, T) int64: the place of each token among the real ones of its row, from ``first``."""
+        """Number the real tokens of each row from ``first``: (1, T) int64."""
         places_NL = self.mask_NL.to(torch.int64).cumsum(1) + (first - 1)
         return places_NL.flatten().index_select(0, self.index_T).unsqueeze(0)
 
@@ -103,11 +107,11 @@ def packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Scaled dot-product attention, within each row of ``packing`` where there is one.
+    """Scaled dot-product attention; with a ``packing``, each token attends to its own row only.
 
     Arguments:
         query, key, value: (1, A, T, D) with a packing, else as in Transformers.
-        sliding_window: with a packing: a token sees those less than so many places away.
+        sliding_window: with a packing, a token attends to tokens less than this distance away.
 
     Returns:
         (1, T, A, D), None
@@ -133,8 +137,8 @@ def packed_attention(
 def _attend_with_dropout(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float, scaling: float | None
 ) -> Tensor:
-    """What scaled dot-product attention does on CPU where it drops out, its randomness aside: (N, A, L, D) each,
-    boolean mask → (N, L, A, D)."""
+    """Attention with our cheap dropout (``fast_dropout.py``), as torch computes it on CPU: (N, A, L, D) each, boolean
+    mask → (N, L, A, D)."""
     with torch.autocast("cpu", enabled=False):
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         scores = torch.matmul(query * scaling, key.transpose(2, 3))
@@ -149,7 +153,7 @@ AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 
 
 def _first_position(model: nn.Module) -> int:
-    """The id of a row's first position: RoBERTa's stands behind its padding index."""
+    """Return the position id of a row's first token: RoBERTa counts from behind its padding index."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return 0 if module.padding_idx is None else module.padding_idx + 1
@@ -157,38 +161,41 @@ def _first_position(model: nn.Module) -> int:
 
 
 def pack_batches(model: nn.Module) -> None:
-    """Let every encoder in ``model`` compute real tokens only, where its attention is the default (sdpa) and its
-    family dispatches through Transformers' attention interface; the others stay padded, which is said once a family.
-    One with a flash attention stays as it is: ``run_encoder`` packs for it.
+    """Let every encoder in ``model`` compute real tokens only, unless the fast paths are off.
 
-    The way back is Transformers' own: ``model.backbone.set_attn_implementation("sdpa")``.
+    The encoder needs the default attention (sdpa) and a family that uses Transformers' attention interface. Other
+    families stay padded, with one log line per family. Encoders with flash attention need no change: ``run_encoder``
+    packs their batches. ``model.backbone.set_attn_implementation("sdpa")`` undoes this.
     """
+    if not fast():
+        return
     for encoder in model.modules():
-        if not isinstance(encoder, PreTrainedModel) or encoder.base_model is not encoder:  # a head around an encoder
+        if not isinstance(encoder, PreTrainedModel) or encoder.base_model is not encoder:  # a model around an encoder
             continue
         flash = is_flash_attention_requested(encoder.config)
         if (flash or encoder.config._attn_implementation in ("sdpa", "eager")) and not _dispatches(encoder):
-            _say_padded(type(encoder).__name__)
+            warn_padded(type(encoder).__name__)
         elif encoder.config._attn_implementation == "sdpa":
             if _packs_exactly(encoder):
                 encoder.set_attn_implementation(PACKED_ATTENTION)
             else:
-                _say_padded(type(encoder).__name__)
+                warn_padded(type(encoder).__name__)
 
 
 @contextmanager
 def _attention(encoder: PreTrainedModel, name: str) -> Iterator[None]:
-    """Inside, the encoder has another attention."""
+    """Switch the encoder to another attention inside the context."""
     before = encoder.config._attn_implementation
     encoder.set_attn_implementation(name)
     try:
         yield
     finally:
-        encoder.config._attn_implementation = before  # what was there need not be checked again
+        encoder.config._attn_implementation = before  # its own setter would check it again
 
 
 @lru_cache
-def _say_padded(family: str) -> None:
+def warn_padded(family: str) -> None:
+    """Warn, once for each family, that its batches stay padded."""
     logger.warning("%s cannot compute packed batches: they stay padded", family)
 
 
@@ -197,7 +204,7 @@ def _arguments(encoder: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
 
 
 def _dispatches(encoder: PreTrainedModel) -> bool:
-    """Whether the family's code hands positions and further arguments on to attention."""
+    """Return True if the family's code passes position ids and further arguments on to attention."""
     names = _arguments(encoder)
     further = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in names.values())
     return further and "position_ids" in names and bool(encoder._supports_attention_backend)
@@ -205,8 +212,8 @@ def _dispatches(encoder: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def _packs_exactly(encoder: PreTrainedModel) -> bool:
-    """Whether packed and padded states of two short rows agree; True where it cannot be tried (an encoder without word
-    embeddings or weights)."""
+    """Return True if packed and padded states of two short rows agree, or if the encoder cannot be tried (it has no
+    word embeddings or no weights)."""
     words = encoder.get_input_embeddings()
     if not isinstance(words, nn.Embedding) or words.weight.is_meta:
         return True
@@ -230,7 +237,7 @@ def _packs_exactly(encoder: PreTrainedModel) -> bool:
 
 
 def _call(model: Any, inputs: dict[str, Any], places_M: Tensor | None) -> Any:
-    """The encoder's output; with places the last hidden state holds those states alone, (1, M, H)."""
+    """Call the encoder; with positions, its last hidden state is restricted to them, (1, M, H)."""
     module = None if places_M is None else attention_output(model)
     if places_M is None or module is not None:
         with only_at(module, places_M) if module is not None and places_M is not None else nullcontext():
@@ -250,26 +257,29 @@ def run_encoder(
     places_M: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Call an encoder; where its attention is ``PACKED_ATTENTION`` or one of Transformers' flash attentions, on real
-    tokens only. Flash attention knows no float32: without autocast the batch is padded and attention sdpa.
+    """Call an encoder, on real tokens only if its attention is ``PACKED_ATTENTION`` or a flash attention.
+
+    Flash attention does not support float32: without autocast such an encoder gets a padded batch and sdpa.
 
     Arguments:
-        input_ids_NL, inputs_embeds_NLH: one of them.
-        packed: False computes padding too, whatever the encoder's attention is.
-        places_M: places of real tokens in the flattened (N·L), none twice, whose last states are all that is wanted.
-        kwargs: for the encoder.
+        input_ids_NL, inputs_embeds_NLH: exactly one of them.
+        packed: False computes the padding too, whatever the encoder's attention.
+        places_M: positions of real tokens in the flattened (N·L), none twice; only their last states are returned.
+        kwargs: further arguments of the encoder.
 
     Returns:
-        the encoder's output with ``last_hidden_state`` and ``hidden_states`` (N, L, H); at padding they are zero in a
-        packed batch and whatever the encoder gives otherwise. With ``places_M`` the last hidden state is (M, H), and
-        the hidden states of the last layer are not to be used.
+        the encoder's output with ``last_hidden_state`` and ``hidden_states`` (N, L, H). At padding they are zero in a
+        packed batch, and arbitrary otherwise. With ``places_M`` the last hidden state is (M, H); do not use the
+        ``hidden_states`` of the last layer then.
     """
     flash = is_flash_attention_requested(model.config)
     if flash and next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled(model.device.type):
         with _attention(model, "sdpa"):
             rows = (model, attention_mask_NL, input_ids_NL, inputs_embeds_NLH)
             return run_encoder(*rows, packed=False, places_M=places_M, **kwargs)
-    packed = packed and (_dispatches(model) if flash else model.config._attn_implementation == PACKED_ATTENTION)
+    packed = (
+        packed and fast() and (_dispatches(model) if flash else model.config._attn_implementation == PACKED_ATTENTION)
+    )
     packing = Packing.of(attention_mask_NL) if packed else None
     given = {"input_ids": input_ids_NL, "inputs_embeds": inputs_embeds_NLH}
     inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -281,7 +291,7 @@ def run_encoder(
         return output
     inputs = {name: packing.pack(value).unsqueeze(0) for name, value in inputs.items()}
     inputs |= {"position_ids": packing.positions(_first_position(model))}
-    # a mask of four dimensions is handed to attention as it is
+    # Transformers passes a mask of four dimensions to attention unchanged
     own = {"attention_mask": packing.mask_NL[:, None, None], "packing": packing}
     inputs |= {"attention_mask": None, **packing.boundaries()} if flash else own
     output = _call(model, inputs | kwargs, None if places_M is None else packing.places(places_M))

@@ -9,6 +9,12 @@ from csekit.modeling import CSEModel, Encode
 NAMES = ["conditional_mlm", "corrective_lm"]
 
 
+def edited_copy(objective, batch):
+    """Its edited copies with their mask, and where they differ from the originals."""
+    copied = objective.edited_copy(batch, Encode(None, None))
+    return copied.ids, copied.mask, copied.changed
+
+
 def built(checkpoint, name, **fields):
     model = CSEModel.from_backbone(checkpoint("bert"), objectives=[name], **{f"{name}_weight": 0.5}, **fields)
     return model.double().eval()
@@ -52,7 +58,7 @@ def test_against_loops(checkpoint, batch_of, naive, name):
     plain = AutoModelForMaskedLM.from_pretrained(checkpoint("bert")).double().eval()
     mask, originals = batch[f"{name}_attention_mask"], batch[f"{name}_originals"]
     if name == "corrective_lm":
-        ids = objective.edited(batch)[0]
+        ids = edited_copy(objective, batch)[0]
         places = batch[f"{name}_scored"].tolist()
         given = (ids, mask, vectors, places, originals, 3.0)
         expected = 0.5 * corrective_loss(naive, plain, objective.copy_head, *given)

@@ -1,8 +1,8 @@
-"""``torch.compile`` of an encoder's layers, once for batches of every length.
+"""``torch.compile`` of an encoder's layers, one graph for batches of every length.
 
-Packed batches differ in their number of tokens at every step; a graph with that number in it would be compiled anew
-each time. So sizes are symbols from the start. What is compiled is the Transformer layer, most of the work and the
-same code in all layers: compiled once, used in each.
+Packed batches have another number of tokens at every step. A graph with a fixed number would be compiled again each
+time, so sizes are symbols. Only the Transformer layer is compiled: it is most of the work, and all layers share its
+code and its graph.
 """
 
 from typing import Any
@@ -10,22 +10,27 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from .layers import attention_output
+from .fast_layers import attention_output
+from .fast_switch import fast
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor", mode: str | None = None) -> int:
-    """Compile the layers of every encoder in ``model``, in place: neither classes nor names of a state dict change.
-    The last layer stays as it is where it can be cut short for the pooled states (``layers.py``).
+    """Compile the layers of every encoder in ``model`` in place. Classes and names of the state dict stay the same.
+
+    The last layer is not compiled if it can be restricted to the pooled states (``fast_layers.py``). Nothing is
+    compiled if the fast paths are off.
 
     Arguments:
         backend, mode: as for ``torch.compile``.
 
     Returns:
-        how many layers.
+        the number of compiled layers.
 
     Raises:
         ValueError: no encoder has a list of layers.
     """
+    if not fast():
+        return 0
     options: dict[str, Any] = {"backend": backend, "mode": mode, "dynamic": True}
     found = [layer for encoder in model.modules() for layer in _layers(encoder)]
     if not found:
@@ -36,8 +41,8 @@ def compile_layers(model: nn.Module, backend: str = "inductor", mode: str | None
 
 
 def _layers(encoder: nn.Module) -> list[nn.Module]:
-    """The layers of an encoder that run whole."""
-    if not isinstance(encoder, PreTrainedModel) or encoder.base_model is not encoder:  # a head around an encoder
+    """Return the layers of an encoder that are computed at all positions."""
+    if not isinstance(encoder, PreTrainedModel) or encoder.base_model is not encoder:  # a model around an encoder
         return []
     count = encoder.config.num_hidden_layers
     lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count]

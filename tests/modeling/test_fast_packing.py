@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModel
 
 from csekit.modeling import CSEModel, SimCSEModel
-from csekit.modeling.unpadding import PACKED_ATTENTION, Packing, _say_padded, pack_batches, run_encoder
+from csekit.modeling.fast_packing import PACKED_ATTENTION, Packing, pack_batches, run_encoder, warn_padded
 
 CAN = {"bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert", "albert"}
 LENGTHS = [3, 12, 1, 7]
@@ -84,7 +84,7 @@ def test_a_family_whose_attention_sees_other_rows_stays_padded(checkpoint, monke
     backbone = AutoModel.from_pretrained(checkpoint("bert"))
     forward = backbone.embeddings.forward
     monkeypatch.setattr(backbone.embeddings, "forward", lambda **kw: forward(**{**kw, "position_ids": None}))
-    _say_padded.cache_clear()
+    warn_padded.cache_clear()
     pack_batches(backbone)
     pack_batches(backbone)
     assert backbone.config._attn_implementation == "sdpa"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from csekit.modeling import CSEModel, SimCSEModel
-from csekit.modeling.layers import attention_output
-from csekit.modeling.unpadding import run_encoder
+from csekit.modeling.fast_layers import attention_output
+from csekit.modeling.fast_packing import run_encoder
 
 #: Families whose last layer can be cut short.
 CAN = {"bert", "roberta", "xlm-roberta", "electra", "deberta-v2"}

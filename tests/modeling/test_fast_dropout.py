@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from csekit.modeling.dropout import LanesDropout, dropout, speed_up_dropout
+from csekit.modeling.fast_dropout import LanesDropout, dropout, speed_up_dropout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -50,6 +50,8 @@ def test_takes_the_place_of_every_dropout():
     speed_up_dropout(model)
     assert list(model.state_dict()) == names
     assert [type(m) for m in (model[1], *model[2])] == [LanesDropout, LanesDropout, nn.AlphaDropout]
-    assert model[1].p == 0.2 and model[1].training and not model[2][0].training
+    assert model[1].p == 0.2
+    assert model[1].training
+    assert not model[2][0].training
     states = torch.randn(4, 3)
     assert torch.equal(model[2][0](states), states)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from csekit.modeling import OBJECTIVES, CSEModel, gradient_cache
-from csekit.modeling.gradient_cache import Chunks, batch_statistics
+from csekit.modeling import OBJECTIVES, CSEModel, fast_cache
+from csekit.modeling.fast_cache import Chunks, batch_statistics
 
 AUX = {"aux_mlm_weight": 0.5, "aux_mlm_head_init": "random"}
 SETS: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ def step(model: CSEModel, batch: dict[str, torch.Tensor], size: int, kept: bool 
     """Output, gradients, buffers, and the next random number; ``kept`` keeps what the chunks compute."""
     with pytest.MonkeyPatch.context() as patch:
         if kept:
-            patch.setattr(gradient_cache, "checkpoint", lambda function, *inputs, use_reentrant: function(*inputs))
+            patch.setattr(fast_cache, "checkpoint", lambda function, *inputs, use_reentrant: function(*inputs))
         torch.manual_seed(5)
         model.chunks = Chunks(size)
         model.zero_grad()
@@ -136,7 +136,7 @@ def test_half_precision_adds_up_in_full(checkpoint, batch_of):
 
 
 def test_gradient_checkpointing_inside_a_chunk(checkpoint, make_batch):
-    # pooling by mean draws the same random numbers with and without, see layers.py
+    # pooling by mean draws the same random numbers with and without, see fast_layers.py
     model, batch = build(checkpoint, {"pooling": "mean"}), make_batch(5, 1)
     one = step(model, batch, 4)
     model.backbone.gradient_checkpointing_enable()

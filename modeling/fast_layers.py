@@ -1,9 +1,9 @@
-"""A family's Transformer layers; the last one where few of its states are read: [CLS] pooling, masked positions.
+"""The last layer of an encoder, computed only where its states are read: at [CLS], or at masked positions.
 
-Behind its attention no place of a row reads another: the output projection, the feed-forward network and the norms are
-computed for the wanted states alone, three quarters of the layer's parameters.
+After its attention, no position of a layer reads another one. The output projection, the feed-forward network and the
+norms (three quarters of the layer's parameters) are therefore computed at the wanted positions only.
 
-Shape suffixes: N rows, L tokens, T real tokens of all rows, M wanted ones, H hidden size.
+Shape suffixes: N rows, L tokens, T real tokens of all rows, M wanted positions, H hidden size.
 """
 
 import inspect
@@ -15,24 +15,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-
-def layer_list(model: PreTrainedModel) -> nn.ModuleList:
-    """The list of Transformer layers of an encoder, found as the one ``ModuleList`` with a module per layer.
-
-    Raises:
-        ValueError: there is none, or something follows it that is not a layer.
-    """
-    count = model.config.num_hidden_layers
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
-    norms = [name for name, module in model.named_children() if "final" in name and isinstance(module, nn.LayerNorm)]
-    if not lists or norms or getattr(model.config, "num_hidden_groups", count) != count:
-        raise ValueError(f"{type(model).__name__} has no plain list of layers: an auxiliary head is not possible")
-    return lists[0]
+from .backbone import layer_list
+from .fast_switch import fast
 
 
 def attention_output(model: PreTrainedModel) -> nn.Module | None:
-    """The module of the last layer that takes what attention gives and the layer's input (BERT and its like call it
-    ``attention.output``); None in a family that is built otherwise, or while layers are recomputed in backward."""
+    """Return the last layer's module between attention and feed-forward network (``attention.output`` in BERT).
+
+    It takes attention's result and the layer's input. None in a family that is built differently, while layers are
+    recomputed in the backward pass, and if the fast paths are off.
+    """
+    if not fast():
+        return None
     try:
         last: Any = layer_list(model)[-1]
     except ValueError:
@@ -61,15 +55,16 @@ class TakeRows(torch.autograd.Function):
 
 
 def take_places(states: Tensor, places_M: Tensor) -> Tensor:
-    """(N, L, H) and places in the flattened (N·L), none twice → (1, M, H)."""
-    rows: Tensor = TakeRows.apply(states.flatten(0, 1), places_M)
+    """Select positions of the flattened (N·L), none twice: (N, L, H) → (1, M, H)."""
+    flat = states.flatten(0, 1)
+    rows: Tensor = TakeRows.apply(flat, places_M) if fast() else flat.index_select(0, places_M)
     return rows.unsqueeze(0)
 
 
 @contextmanager
 def only_at(module: nn.Module, places_M: Tensor) -> Iterator[None]:
-    """Inside, the module from ``attention_output`` computes, and hands on, the states at ``places_M`` of its flattened
-    input alone, (1, M, H)."""
+    """Restrict the output of ``attention_output``'s module to these positions of its flattened input, (1, M, H),
+    inside the context."""
 
     def select(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(take_places(states, places_M) for states in arguments)

@@ -1,0 +1,95 @@
+"""The encoder of any family: build it from a config, load it from a checkpoint, find its parts."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+_HEAD_DROPOUTS = ("classif", "qa", "summary", "pooler")
+
+
+def dropout_fields(encoder_config: PreTrainedConfig) -> dict[str, float]:
+    """Return the dropout probabilities of an encoder by field name, without those of task heads."""
+    return {
+        name: float(value)
+        for name, value in vars(encoder_config).items()
+        if "dropout" in name and isinstance(value, int | float) and not any(head in name for head in _HEAD_DROPOUTS)
+    }
+
+
+def set_dropout(encoder_config: PreTrainedConfig, dropout: float | None) -> None:
+    """Set all dropout probabilities of an encoder to ``dropout``; None keeps them."""
+    for field in dropout_fields(encoder_config) if dropout is not None else ():
+        setattr(encoder_config, field, dropout)
+
+
+def build_backbone(encoder_config: PreTrainedConfig) -> PreTrainedModel:
+    """Build the encoder of a config with new weights, without a pooling layer (its parameters would never train)."""
+    try:
+        return AutoModel.from_config(encoder_config, add_pooling_layer=False)
+    except TypeError:
+        return AutoModel.from_config(encoder_config)
+
+
+def load_backbone(
+    name_or_path: str, config: PreTrainedConfig, kind: type, attn_implementation: str | None = None
+) -> PreTrainedModel:
+    """Load the encoder of a checkpoint in fp32, without a pooling layer.
+
+    Arguments:
+        name_or_path: Hub id or folder.
+        config: the encoder's configuration.
+        kind: the encoder's class, which says whether there is a pooling layer to leave out.
+        attn_implementation: as in Transformers.
+
+    Raises:
+        ValueError: the checkpoint lacks weights of the encoder.
+    """
+    options: dict[str, Any] = {"config": config, "dtype": torch.float32, "output_loading_info": True}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    if "add_pooling_layer" in inspect.signature(kind).parameters:
+        options["add_pooling_layer"] = False
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # silences the warning about unused heads
+    try:
+        backbone, info = AutoModel.from_pretrained(name_or_path, **options)
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ValueError(
+            f"{name_or_path} lacks {len(missing)} weights of {type(backbone).__name__}, e.g. {missing[0]!r}"
+        )
+    return backbone
+
+
+def layer_list(model: PreTrainedModel) -> nn.ModuleList:
+    """Return an encoder's list of Transformer layers: its ``ModuleList`` with one module per layer.
+
+    Raises:
+        ValueError: the encoder has no such list, or a norm follows it.
+    """
+    count = model.config.num_hidden_layers
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
+    norms = [name for name, module in model.named_children() if "final" in name and isinstance(module, nn.LayerNorm)]
+    if not lists or norms or getattr(model.config, "num_hidden_groups", count) != count:
+        raise ValueError(f"{type(model).__name__} has no plain list of layers: an auxiliary head is not possible")
+    return lists[0]
+
+
+def embeddings_module(model: PreTrainedModel) -> tuple[nn.Module, str]:
+    """Return the parent and the name of the module that makes a model's first hidden states.
+
+    Raises:
+        ValueError: the word embeddings are not part of such a module.
+    """
+    words = model.get_input_embeddings()
+    paths = [name for name, module in model.named_modules() if module is words]
+    if not paths or "." not in paths[0]:
+        raise ValueError(f"{type(model).__name__} has no module around its word embeddings")
+    parent, _, name = paths[0].rpartition(".")[0].rpartition(".")
+    return model.get_submodule(parent), name
