@@ -12,24 +12,33 @@ from typing import ClassVar
 import torch
 from transformers import AutoTokenizer
 
-from csekit import CSEModel, CSETrainer, CSETrainingArguments, Objective, ObjectiveConfig, load_corpus
-from csekit.modeling import OBJECTIVES, Encode, Views
+from csekit import (
+    CSEModel,
+    CSETrainer,
+    CSETrainingArguments,
+    Objective,
+    ObjectiveConfig,
+    load_corpus,
+    register_objective,
+)
+from csekit.modeling import Encode, Views
 
 
 @dataclass
 class VarianceConfig(ObjectiveConfig):
-    """weight: of the term; target: the standard deviation that each dimension shall have."""
+    """weight: λ; target: γ, the standard deviation that each dimension shall have."""
 
     name: ClassVar[str] = "variance"
     weight: float = 0.1
     target: float = 0.05
 
 
+@register_objective
 class Variance(Objective):
-    """λ·v(z), v(z) = mean over views and dimensions of max(0, γ − std(ẑ_j)), ẑ of length one."""
+    """L = L_NCE + λ·v(z), v(z) = mean over views and dimensions of max(0, γ − std(ẑ_j)), ẑ = z / ‖z‖."""
 
     config_class = VarianceConfig
-    cacheable = True  # no network of its own that could couple rows: cached gradients may cut the batch
+    cacheable = True  # it has no network that could couple rows: cached gradients may cut the batch
 
     def forward(
         self, views: Views, batch: dict[str, torch.Tensor], encode: Encode
@@ -38,9 +47,6 @@ class Variance(Objective):
         std_VH = torch.sqrt(z_VBH.var(dim=1) + 1e-6)
         loss = torch.relu(self.config.target - std_VH).mean()
         return {"variance": self.config.weight * loss}, {"std": std_VH.mean().detach()}
-
-
-OBJECTIVES[VarianceConfig.name] = Variance  # by this name a saved config and a command line find it
 
 
 def main(backbone: str, corpus: str, output_dir: str) -> None:

@@ -4,16 +4,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from csekit.modeling import (
     OBJECTIVES,
+    CSEConfig,
     CSEModel,
     InforMinConfig,
     MaskingSpec,
     Objective,
     ObjectiveConfig,
     SimCSEModel,
+    register_objective,
 )
 
 B, L, H = 4, 9, 16
@@ -53,9 +56,23 @@ class Far(Objective):
         return {"far": self.config.weight * loss}, {"far_size": loss.detach()}
 
 
+@dataclass
+class OwnConfig(FarConfig):
+    name: ClassVar[str] = "own"
+
+
 @pytest.fixture
-def far(monkeypatch):
-    monkeypatch.setitem(OBJECTIVES, "far", Far)
+def registry():
+    """What a test registers is gone after it."""
+    before = dict(OBJECTIVES)
+    yield
+    OBJECTIVES.clear()
+    OBJECTIVES.update(before)
+
+
+@pytest.fixture
+def far(registry):
+    register_objective(Far)
 
 
 def test_an_objective_from_outside(far, checkpoint, make_batch, tmp_path):
@@ -97,3 +114,90 @@ def test_config_of_a_saved_objective_from_outside(far, checkpoint, tmp_path):
     CSEModel.from_backbone(checkpoint("bert"), far_weight=0.3, rate=0.4).save_pretrained(tmp_path)
     assert CSEModel.from_pretrained(tmp_path).config.objectives == [FarConfig(weight=0.3, rate=0.4)]
     assert InforMinConfig(far_weight=0.3).far_rate == 0.2
+
+
+def test_registering(registry):
+    @register_objective
+    class Own(Far):
+        config_class = OwnConfig
+
+    assert OBJECTIVES["own"] is Own
+    assert register_objective(Own) is Own  # again: nothing changes
+    assert CSEConfig(own_weight=0.25).own_rate == 0.2
+
+
+def test_a_class_that_is_defined_again_replaces_the_first(registry):
+    """As when a notebook's cell runs twice."""
+    kinds = [type("Own", (Far,), {"config_class": OwnConfig, "__qualname__": "Own"}) for _ in range(2)]
+    for kind in kinds:
+        register_objective(kind)
+    assert OBJECTIVES["own"] is kinds[1]
+
+
+@dataclass
+class Taken(ObjectiveConfig):
+    name: ClassVar[str] = "mlm"
+
+
+@dataclass
+class Reserved(ObjectiveConfig):
+    name: ClassVar[str] = "contrastive"
+
+
+@dataclass
+class Unnamed(ObjectiveConfig):
+    pass
+
+
+class Undecorated(ObjectiveConfig):
+    name: ClassVar[str] = "undecorated"
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "message"),
+    [
+        (
+            Taken,
+            ValueError,
+            r"Taken.name must differ from .*, got 'mlm', which is .*objective_mlm.MaskedLM",
+        ),
+        (Reserved, ValueError, r"Reserved.name must be an identifier, .*got 'contrastive'"),
+        (Unnamed, ValueError, r"Unnamed.name must be an identifier, .*got ''"),
+        (Undecorated, TypeError, r"Bad.config_class must be a dataclass derived from ObjectiveConfig"),
+        (ObjectiveConfig, TypeError, r"Bad.config_class must be a dataclass derived from ObjectiveConfig"),
+    ],
+)
+def test_what_cannot_be_registered(registry, config, kind, message):
+    before = dict(OBJECTIVES)
+    with pytest.raises(kind, match=message):
+        register_objective(type("Bad", (Far,), {"config_class": config}))
+    assert before == OBJECTIVES
+
+
+def test_only_objectives_can_be_registered():
+    with pytest.raises(TypeError, match="objective must be a subclass of Objective, got <class 'dict'>"):
+        register_objective(dict)
+
+
+def test_an_own_objective_trains_saves_and_reloads(registry, checkpoint, make_batch, tmp_path):
+    register_objective(Far)
+    model = CSEModel.from_backbone(checkpoint("bert"), dropout=0.0, far_weight=0.5).train()
+    batch = make_batch(B, 2, L)
+    batch["far_input_ids"] = batch["input_ids"][:, 0].clone()
+    batch["far_input_ids"][:, 1] = 4  # masked
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(3):
+        optimiser.zero_grad()
+        output = model(**batch)
+        output.loss.backward()
+        optimiser.step()
+        losses.append(output.loss_dict["far"].item())
+    assert losses[2] < losses[0]
+    model.save_pretrained(tmp_path)
+    again = CSEModel.from_pretrained(tmp_path).train()
+    assert torch.equal(again(**batch).loss, model(**batch).loss)
+    del OBJECTIVES["far"]
+    message = r"objective 'far' is not registered: import the module that registers it .*--import my_module"
+    with pytest.raises(ValueError, match=message):
+        CSEModel.from_pretrained(tmp_path)
