@@ -15,6 +15,20 @@ import torch
 WORKER = Path(__file__).parent / "distributed_worker.py"
 worker = SimpleNamespace(**runpy.run_path(str(WORKER)))
 CASES = list(worker.CASES)
+CONTRAST = {"positive_cosine", "negative_cosine", "alignment"}
+#: Of each term the diagnostics that average over processes to those of the joined batch.
+AVERAGED = {
+    "contrastive": set(),
+    "reconstruction": set(),
+    "mlm": {"mlm_accuracy"},
+    "aux_mlm": {"aux_mlm_accuracy", "aux_mlm_cross_entropy"},
+    "rtd": {"rtd_accuracy_replaced", "rtd_accuracy_kept"},
+    "edited": set(),
+    "dcm": {"dcm_diagonal", "dcm_off_diagonal"},
+    "icm": {"icm_cross_entropy"},
+}
+#: Diagnostics that do not: a logarithm of a mean, and one that is measured on each process's own sentences.
+OTHERS = {"uniformity", "icm_gap"}
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +63,10 @@ def close(a: torch.Tensor, b: torch.Tensor, what: str) -> None:
 @pytest.mark.parametrize("case", [*CASES, "pretrain"])
 def test_terms_and_gradients_equal_one_process(results, case):
     one, two = results["-"][case], [results[rank][case] for rank in ("0", "1")]
+    assert one["loss_dict"].keys() == two[0]["loss_dict"].keys() == two[1]["loss_dict"].keys() != set()
     for term, value in one["loss_dict"].items():
         close(sum(each["loss_dict"][term] for each in two) / 2, value, term)
-    assert one["gradients"].keys() == two[0]["gradients"].keys()
+    assert one["gradients"].keys() == two[0]["gradients"].keys() == two[1]["gradients"].keys()
     for name, gradient in one["gradients"].items():
         close(two[0]["gradients"][name], gradient, name)
         assert torch.equal(two[0]["gradients"][name], two[1]["gradients"][name]), name
@@ -62,6 +77,7 @@ def test_terms_and_gradients_equal_one_process(results, case):
 def test_running_statistics_equal_one_process(results, case):
     one, two = results["-"][case]["buffers"], [results[rank][case]["buffers"] for rank in ("0", "1")]
     assert len(one) == 6
+    assert one.keys() == two[0].keys() == two[1].keys()
     for name, value in one.items():
         close(two[0][name].double(), value.double(), name)
         close(two[0][name].double(), two[1][name].double(), name)
@@ -70,10 +86,10 @@ def test_running_statistics_equal_one_process(results, case):
 @pytest.mark.parametrize("case", CASES)
 def test_diagnostics_average_to_those_of_one_process(results, case):
     one, two = results["-"][case]["metrics"], [results[rank][case]["metrics"] for rank in ("0", "1")]
-    averaged = {"positive_cosine", "negative_cosine", "alignment", "mlm_accuracy"}
-    averaged |= {"aux_mlm_accuracy", "aux_mlm_cross_entropy", "rtd_accuracy_replaced", "rtd_accuracy_kept"}
-    averaged |= {"dcm_diagonal", "dcm_off_diagonal", "icm_cross_entropy"}
-    for name in averaged & one.keys():
+    assert one.keys() == two[0].keys() == two[1].keys()
+    averaged = CONTRAST.union(*(AVERAGED[term] for term in results["-"][case]["loss_dict"]))
+    assert one.keys() - OTHERS == averaged | {"identical_texts"}
+    for name in averaged:
         close((two[0][name] + two[1][name]) / 2, one[name], name)
     close(two[0]["identical_texts"] + two[1]["identical_texts"], one["identical_texts"], "identical_texts")
     assert one["identical_texts"] == 2
@@ -81,6 +97,7 @@ def test_diagnostics_average_to_those_of_one_process(results, case):
 
 def test_accuracies_of_pretraining_average_to_those_of_one_process(results):
     one, two = results["-"]["pretrain"]["metrics"], [results[rank]["pretrain"]["metrics"] for rank in ("0", "1")]
+    assert one.keys() == two[0].keys() == two[1].keys() == {"mlm_accuracy", "aux_mlm_accuracy"}
     for name, value in one.items():
         close((two[0][name] + two[1][name]) / 2, value, name)
 
