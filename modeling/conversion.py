@@ -39,7 +39,7 @@ DROPPED = {
     "lm_head.": "a masked-LM head",
     "cls.": "a masked-LM head",
 }
-_BUFFERS = "a buffer that is computed again"
+_BUFFERS = "a buffer that is computed anew"
 _OWN_POOLER = "the encoder's own pooler, which no method uses"
 _HEADS = ("mlp.", "pooler.")
 

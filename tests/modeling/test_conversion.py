@@ -219,21 +219,21 @@ class Evil:
         (
             lambda s: s | {"tagger.weight": torch.ones(1)},
             [],
-            "1 keys of unknown purpose: tagger.weight; --allow_unknown",
+            "has 1 unknown keys: tagger.weight; --allow_unknown",
         ),
         (
             lambda s: {k: v for k, v in s.items() if "layer.1.output.dense.bias" not in k},
             [],
             "lacks 1 weights of BertM",
         ),
-        (lambda s: {k.replace("bert.", "roberta."): v for k, v in s.items()}, [], "keys of unknown purpose: roberta."),
-        (lambda s: {k: v[:-1] if "word_emb" in k else v for k, v in s.items()}, [], "has the shape (96, 16),"),
-        (lambda s: s, ["--set", "projector=batchnorm"], "projector must be 'tanh', what"),
+        (lambda s: {k.replace("bert.", "roberta."): v for k, v in s.items()}, [], "unknown keys: roberta."),
+        (lambda s: {k: v[:-1] if "word_emb" in k else v for k, v in s.items()}, [], ", got (96, 16)"),
+        (lambda s: s, ["--set", "projector=batchnorm"], "projector must be 'tanh', as in"),
         (lambda s: s, ["--set", "warmth=1"], "--set wants NAME=VALUE of a field of 'simcse', got 'warmth=1'"),
         (lambda s: s, ["--method", "tsdae"], "method must be one of 'simcse'"),
         (lambda s: {k: v for k, v in s.items() if "mlp" not in k}, ["--projector_at_inference"], "needs a head, and"),
-        (lambda s: s | {"x": Evil()}, [], "no state dict of tensors alone"),
-        (lambda s: [1, 2], [], "a state dict is wanted, tensors by name, got list"),
+        (lambda s: s | {"x": Evil()}, [], "must hold a state dict of tensors: "),
+        (lambda s: [1, 2], [], "must hold a state dict of tensors, got list"),
     ],
 )
 def test_what_cannot_be_is_one_line(source, checkpoint, tmp_path, change, options, message):
@@ -253,5 +253,5 @@ def test_unknown_keys_can_be_left_behind(source, checkpoint, tmp_path):
 
 
 def test_no_checkpoint(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no checkpoint there, a file or a folder with"):
+    with pytest.raises(FileNotFoundError, match="must be a weights file or a folder with"):
         read_state(tmp_path)
