@@ -7,6 +7,7 @@ format:
 lint:
 	ruff format --check .
 	ruff check .
+	lint-imports --no-cache --no-logo
 
 type:
 	mypy

@@ -18,7 +18,15 @@ rooms = {
     for folder in sorted({path.parent for path in (here / room).rglob("*.py")})
 }
 
-dev = ["mypy>=1.15", "playwright>=1.50", "pytest>=8.3", "ruff>=0.11", "build>=1.2", "twine>=6.1"]
+dev = [
+    "mypy>=1.15",
+    "playwright>=1.50",
+    "pytest>=8.3",
+    "ruff>=0.11",
+    "import-linter>=2.16",
+    "build>=1.2",
+    "twine>=6.1",
+]
 trackers = ["tensorboard>=2.19", "trackio>=0.21"]
 docs = ["mkdocs>=1.6.1,<2", "mkdocs-material>=9.6", "mkdocstrings-python>=1.16"]
 plots = ["matplotlib>=3.10"]

@@ -1,4 +1,4 @@
-"""Texts to vectors: load any encoder, encode texts and files, deploy. Names are loaded on first use."""
+"""Turn texts into vectors: load any encoder, encode texts and files, deploy. Names are loaded on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Texts to embeddings in chunks: while one is computed the next is tokenised in a thread.
+"""Turn texts into embeddings chunk by chunk. A thread tokenises the next chunk while the model computes this one.
 
 Shape suffixes: n texts of a chunk, d distinct ones, b rows of a batch, L tokens, H embedding size.
 """
@@ -17,13 +17,13 @@ from transformers import PreTrainedTokenizerBase
 from csekit.encoding.fast_cpu import fast_inference
 from csekit.modeling.tokenization import pad, tokenize
 
-#: Padded tokens in one batch at most (a longer text makes a batch of its own). On CPU the states of a batch must fit
-#: into its caches.
+#: Largest number of padded tokens in a batch; a longer text makes a batch of its own. On CPU the states of a batch
+#: must fit into the caches.
 MAX_BATCH_TOKENS = 16_384
 MAX_BATCH_TOKENS_CPU = 1024
-#: Texts of a chunk where the caller does not say.
+#: Default number of texts in a chunk.
 CHUNK = 8192
-#: Below so many tokens laying out the weights anew does not pay.
+#: With fewer tokens than this, laying out the weights anew costs more than it saves.
 FEW_TOKENS = 2048
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradient inside; afterwards every submodule has its own training flag back."""
+    """Put the model in eval mode without gradients; afterwards every submodule has its own training flag back."""
     flags = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -43,7 +43,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def token_batches(lengths: Sequence[int], batch_size: int, max_tokens: int = MAX_BATCH_TOKENS) -> Iterator[list[int]]:
-    """Indices in batches, longest first: at most ``batch_size`` rows and ``max_tokens`` padded tokens in each."""
+    """Yield batches of indices, longest first, of at most ``batch_size`` rows and ``max_tokens`` padded tokens."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     start = 0
     while start < len(order):
@@ -54,10 +54,12 @@ def token_batches(lengths: Sequence[int], batch_size: int, max_tokens: int = MAX
 
 @dataclass(frozen=True)
 class TokenizedChunk:
-    """Arguments:
-    place_n: of each text, its place among the distinct ones.
-    input_ids: of each distinct text.
-    truncated: how many of these were cut.
+    """The tokens of a chunk of n texts.
+
+    Arguments:
+        place_n: for each text its place among the distinct texts.
+        input_ids: the token ids of each distinct text.
+        truncated: number of distinct texts that were truncated.
     """
 
     place_n: list[int]
@@ -68,7 +70,7 @@ class TokenizedChunk:
 def tokenize_chunk(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int, template: str | None
 ) -> TokenizedChunk:
-    """Each distinct text once. Raises ValueError: a text without tokens."""
+    """Tokenise each distinct text once. Raises ValueError: a text has no tokens."""
     distinct = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     tokens = tokenize(tokenizer, list(distinct), limit, template)
     if [] in tokens.input_ids:
@@ -78,7 +80,7 @@ def tokenize_chunk(
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The items, each made in a thread while the caller works on the one before."""
+    """Yield the items. A thread makes each while the caller works on the one before."""
     end: object = object()
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, items, end)
@@ -95,10 +97,10 @@ def embed_chunk(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda rows: None,
 ) -> np.ndarray:
-    """(n, H) float32.
+    """Return the embeddings (n, H) float32 of a chunk.
 
     Arguments:
-        advance: is told the number of distinct texts done.
+        advance: called with the number of distinct texts that were just done.
     """
     parameter = next(model.parameters(), None)
     where = torch.device("cpu") if parameter is None else parameter.device
@@ -129,7 +131,7 @@ def embed_chunks(
     precision: str,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Of each chunk the embeddings (n, H) float32, and how many of its distinct texts were cut at ``limit``."""
+    """Yield each chunk's embeddings (n, H) float32 and the number of its distinct texts that were truncated."""
     tokenized = (tokenize_chunk(tokenizer, texts, limit, template) for texts in chunks)
     for chunk in ahead(tokenized):
         yield embed_chunk(model, tokenizer, chunk, batch_size, precision, advance), chunk.truncated

@@ -1,5 +1,5 @@
-"""An encoder of any kind as a folder for deployment, written whole or not at all: ONNX, or the weights in another
-dtype."""
+"""Write an encoder as a folder for deployment, whole or not at all. ``onnx_export`` writes ONNX; here is what it
+shares with the export in another dtype, and that export."""
 
 import copy
 import json
@@ -22,16 +22,16 @@ from csekit.encoding.folders import metadata_folder, read_json
 from csekit.encoding.load import load_encoder
 from csekit.encoding.onnx import ONNX_FOLDER
 from csekit.encoding.pooled import PooledBackbone
-from csekit.encoding.provenance import checksum
+from csekit.encoding.provenance import checksum, environment
 from csekit.modeling import CSEModel, SimCSEConfig, SimCSEModel
 from csekit.modeling.backbone import build_backbone
 from csekit.modeling.export import EXPORTABLE_POOLINGS, export_encoder, length_limit, save_tokenizer
 
-#: What an export wrote: settings, checks, a checksum of each file of weights.
+#: The record of an export: settings, checks, a checksum of each file of weights.
 RECORD = "export.json"
 FORMATS = ("onnx", "sentence-transformers")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-#: The files of a model's folder that are neither weights nor somebody's results.
+#: The files of a model's folder that an export copies; weights and results are not among them.
 _METADATA = (
     "config.json",
     "*token*.json",
@@ -49,12 +49,12 @@ _METADATA = (
 
 @dataclass(frozen=True)
 class Source:
-    """What is exported.
+    """An encoder to export, with its files.
 
     Arguments:
         encoder: the encoder, on CPU.
         folder: a folder with its metadata and, but for a SentenceTransformer, its weights.
-        native: whether sentence-transformers has its pooling.
+        native: True where sentence-transformers has its pooling.
     """
 
     encoder: TextEncoder
@@ -63,11 +63,12 @@ class Source:
 
 
 def load_source(path_or_id: str | Path, work: Path, pooling: str | None = None, template: str | None = None) -> Source:
-    """The encoder with its metadata: a SentenceTransformer's own (a run's root is one), else written to ``work``.
+    """Load the encoder and find its metadata: in its own folder for a SentenceTransformer (such as a run's root), else
+    written to ``work``.
 
     Raises:
-        ValueError: what ``load_encoder`` raises; a SentenceTransformer with modules that only itself can run; an ONNX
-            export.
+        ValueError: ``load_encoder`` refuses the folder; it is a SentenceTransformer with modules that only
+            sentence-transformers can run; it is an ONNX export.
     """
     encoder = load_encoder(path_or_id, pooling=pooling, prompt_template=template, device="cpu")
     model: Any = encoder.model
@@ -91,7 +92,7 @@ def load_source(path_or_id: str | Path, work: Path, pooling: str | None = None, 
 
 
 def _as_cse_model(model: PooledBackbone, template: str | None) -> CSEModel:
-    """A plain encoder and its pooling as one of our models, without a projector."""
+    """Turn a plain encoder with a pooling into a csekit model without a projector."""
     backbone: Any = model.backbone
     config = copy.deepcopy(backbone.config)  # building a model around it changes its attention
     fields: dict[str, Any] = {"pooling": model.pooling, "projector": "none", "prompt_template": template}
@@ -105,7 +106,7 @@ def _as_cse_model(model: PooledBackbone, template: str | None) -> CSEModel:
 
 
 def copy_metadata(source: Path, target: Path) -> None:
-    """The small files of a model's folder, those of its modules too."""
+    """Copy the small files of a model's folder and the folders of its modules."""
     target.mkdir(parents=True, exist_ok=True)
     folders = [path for path in source.glob("[0-9]_*") if path.is_dir()]
     for folder in folders:
@@ -116,10 +117,10 @@ def copy_metadata(source: Path, target: Path) -> None:
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """Refuse to write into a folder that holds something, unless it is another export that may go.
+    """Refuse to write into a folder that holds files, unless it is an earlier export and ``overwrite`` is True.
 
     Raises:
-        ValueError: it holds files and ``overwrite`` is False, or they are not an export's.
+        ValueError: it holds files that may not be replaced, or it is a file.
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
@@ -133,7 +134,7 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 @contextmanager
 def whole_folder(output: Path) -> Iterator[Path]:
-    """A new folder beside ``output`` that takes its place when all went well, and is gone otherwise."""
+    """Yield a new folder beside ``output``. It takes the place of ``output`` on success and is deleted otherwise."""
     output.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     old = new.with_name(f"{new.name}.old")
@@ -157,9 +158,7 @@ def _umask() -> int:
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Write ``export.json`` with checksums of the files of weights. Returns what it holds."""
-    from csekit.encoding.provenance import environment
-
+    """Write ``export.json`` with checksums of the files of weights. Return its content."""
     weights = sorted([*folder.glob(f"{ONNX_FOLDER}/*"), *folder.rglob("*.safetensors")])
     files = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": checksum(f)} for f in weights}
     record = {**record, "files": files, "environment": environment()}
@@ -180,13 +179,16 @@ def export_sentence_transformer(
 
     Arguments:
         path_or_id, pooling, prompt_template: as for ``load_encoder``.
+        output: the folder to write.
+        dtype: 'float32', 'float16' or 'bfloat16'.
+        overwrite: replace an earlier export.
 
     Returns:
-        what ``export.json`` holds.
+        the content of ``export.json``.
 
     Raises:
-        ValueError: an unknown dtype, a pooling that sentence-transformers does not have, what :func:`load_source` and
-            :func:`check_output` raise.
+        ValueError: the dtype is unknown; sentence-transformers does not have the pooling; :func:`load_source` or
+            :func:`check_output` refuses.
     """
     output = Path(output).expanduser()
     if dtype not in DTYPES:

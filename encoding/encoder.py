@@ -1,4 +1,4 @@
-"""Texts to sentence embeddings: each distinct text once, longest first, no gradient, no random number drawn.
+"""Turn texts into sentence embeddings. Each distinct text is encoded once, longest first, without random numbers.
 
 Shape suffixes: N texts, n texts of a chunk, b rows of a batch, L tokens, H embedding size.
 """
@@ -20,12 +20,12 @@ from csekit.encoding.chunks import token_batches as token_batches
 from csekit.encoding.fast_cpu import check_precision
 from csekit.encoding.workers import WorkerPool
 
-#: Anything that the evaluations accept: ``texts -> (N, H)``, or an object whose ``encode`` does that.
+#: What the evaluations accept: a function ``texts -> (N, H)``, or an object whose ``encode`` is one.
 Encoder = Any
 
 
 def check_texts(texts: Sequence[str]) -> list[str]:
-    """The texts as a list. Raises ValueError: no texts, a lone string, or an entry that is not a string."""
+    """Return the texts as a list. Raises ValueError: no texts, a lone string, or an entry that is not a string."""
     if isinstance(texts, str):
         raise ValueError("texts must be a list of strings, got one string")
     texts = list(texts)
@@ -38,9 +38,9 @@ def check_texts(texts: Sequence[str]) -> list[str]:
 
 
 def position_limit(model: nn.Module) -> int | None:
-    """Tokens that the model has positions for, None where it names no limit.
+    """Return the number of tokens that the model has positions for; None where it names no limit.
 
-    Read from the position embeddings themselves: RoBERTa's table holds two rows more than it has usable positions.
+    The position embeddings are counted, not the config: RoBERTa's table has two rows more than usable positions.
     """
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
@@ -51,7 +51,8 @@ def position_limit(model: nn.Module) -> int | None:
 
 
 def truncation_length(model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> int:
-    """The length to cut at, special tokens included: ``max_length``, or the lower of tokenizer's and model's limit.
+    """Return the limit in tokens, special tokens included: ``max_length``, or the lower of the tokenizer's and the
+    model's limit.
 
     Raises:
         ValueError: ``max_length`` exceeds the model's positions, or is None where neither names a limit.
@@ -80,26 +81,28 @@ def encode(
     precision: str = "fp32",
     num_workers: int = 1,
 ) -> np.ndarray:
-    """Sentence embeddings of ``texts``, row i for text i.
+    """Encode ``texts``: row i is the embedding of text i.
 
-    Each distinct text is encoded once; batches hold texts of similar length. The model is in eval mode meanwhile and
-    gets its training flags back; the global random state is not touched. ``TextEncoder`` also counts the texts cut.
+    Each distinct text is encoded once; batches hold texts of similar length. The model is put in eval mode and gets
+    its training flags back afterwards; the global random state does not change. Use ``TextEncoder`` to also count the
+    texts that were truncated.
 
     Arguments:
         model: called with ``input_ids`` and ``attention_mask`` (b, L), returns an object whose ``sentence_embedding``
             is (b, H).
-        max_length: tokens to cut at, special tokens and template included. None: the model's own limit.
-        batch_size: rows in a batch at most; long texts make smaller batches (``chunks.MAX_BATCH_TOKENS``).
-        prompt_template: holds ``{sentence}`` and ``{mask}``.
+        max_length: truncate to this many tokens, special tokens and template included. None: the model's own limit.
+        batch_size: largest number of rows in a batch; batches of long texts are smaller (``chunks.MAX_BATCH_TOKENS``).
+        prompt_template: a text with ``{sentence}`` and ``{mask}``.
         device: where to encode; the model is moved there. None: where the model is.
         precision: 'fp32', 'bf16' (autocast) or, on CPU, 'int8' (linear layers), see ``fast_cpu.fast_inference``.
-        num_workers: processes, see ``workers.WorkerPool``.
+        num_workers: number of processes, see ``workers.WorkerPool``.
 
     Returns:
         (N, H) float32.
 
     Raises:
-        ValueError: no texts, an entry that is no string, a length that the model cannot take.
+        ValueError: there are no texts, an entry is not a string, the model has fewer positions than ``max_length``, or
+            an embedding holds NaN or infinite values.
     """
     encoder = TextEncoder(
         model,
@@ -114,17 +117,17 @@ def encode(
 
 
 class TextEncoder:
-    """A model with its tokenizer: texts in, embeddings out.
+    """A model with its tokenizer, which turns texts into embeddings.
 
     Arguments:
         model, tokenizer, max_length, batch_size, prompt_template, device, precision: as for ``encode``.
-        name: for results files. A Hub id or a folder's last part, never a machine's path.
-        pooling: for results files; None where the model itself does not say.
-        lowercase: lower the texts before tokenising (``do_lower_case`` of a SentenceTransformer folder).
+        name: for results files: a Hub id or the last part of a folder, never a path of this machine.
+        pooling: for results files; None where the model does not name it.
+        lowercase: lower the case of texts before tokenising (``do_lower_case`` of a SentenceTransformer folder).
 
     Attributes:
-        truncated: how many distinct texts of the last ``encode`` were cut at ``max_length``.
-        precision: may be set at any time.
+        truncated: number of distinct texts of the last ``encode`` that were truncated to ``max_length``.
+        precision: as for ``encode``; may be set at any time.
     """
 
     def __init__(
@@ -155,7 +158,7 @@ class TextEncoder:
         self.truncated = 0
 
     def encode(self, texts: Sequence[str], progress: bool = False, num_workers: int = 1) -> np.ndarray:
-        """(N, H) float32, row i for text i. Raises ValueError as ``encode`` does."""
+        """Return (N, H) float32, row i for text i. Raises ValueError as ``encode`` does."""
         texts = check_texts(texts)
         place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
         distinct = sorted(place, key=len, reverse=True)
@@ -167,6 +170,8 @@ class TextEncoder:
             for chunk, rows_nH in zip(chunks, found, strict=True):
                 if embeddings is None:
                     embeddings = np.empty((len(distinct), rows_nH.shape[1]), dtype=np.float32)
+                if (row := first_not_finite(rows_nH)) is not None:
+                    raise ValueError(f"the embedding of {chunk[row]!r:.100} holds NaN or infinite values")
                 embeddings[[place[text] for text in chunk]] = rows_nH
         assert embeddings is not None
         return embeddings if len(distinct) == len(texts) else embeddings[[place[text] for text in texts]]
@@ -179,12 +184,11 @@ class TextEncoder:
         num_workers: int = 1,
         advance: Callable[[int], object] = lambda rows: None,
     ) -> Generator[np.ndarray, None, None]:
-        """Of each chunk of texts its embeddings (n, H) float32, as they are made; the next chunk is read and tokenised
-        meanwhile.
+        """Yield the embeddings (n, H) float32 of each chunk of texts. The next chunk is read and tokenised meanwhile.
 
         Arguments:
             num_workers: processes that share the chunks.
-            advance: is told how many distinct texts are done.
+            advance: called with the number of distinct texts that were just done.
         """
         check_precision(self.precision)
         self.truncated = 0
@@ -201,7 +205,7 @@ class TextEncoder:
     def embedded(
         self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object] = lambda rows: None
     ) -> Iterator[tuple[np.ndarray, int]]:
-        """Of each chunk its embeddings, and how many of its distinct texts were cut; in this process."""
+        """Yield each chunk's embeddings and the number of its truncated texts; all in this process."""
         given = ([text.lower() for text in texts] for texts in chunks) if self.lowercase else chunks
         return embed_chunks(
             self.model,
@@ -215,7 +219,7 @@ class TextEncoder:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What a results file says about the encoder."""
+        """Return what results files record about the encoder."""
         parameter = next(self.model.parameters(), None)
         return {
             "name": self.name,
@@ -228,7 +232,7 @@ class TextEncoder:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """sha256 of a model's tensors, wherever it was loaded from."""
+    """Return the SHA-256 of a model's tensors with their names, types and shapes."""
     state = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, torch.Tensor):
@@ -238,10 +242,11 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def vectors(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> Any:
-    """``embed``, or the sparse (N, V) matrix of an encoder that gives one (``TfidfEncoder``), for those who take both.
+    """Encode with an encoder of any kind, as :func:`embed` does, but let a sparse (N, V) matrix (``TfidfEncoder``)
+    pass.
 
     Raises:
-        ValueError: the answer is not (N, H), or holds a value that is not finite.
+        ValueError: the answer is not (N, H), or holds NaN or infinite values.
     """
     texts = check_texts(texts)
     function: Callable[..., Any] = encoder.encode if hasattr(encoder, "encode") else encoder
@@ -252,21 +257,26 @@ def vectors(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> A
     array = csr_matrix(answer) if sparse else np.asarray(answer, dtype=np.float32)
     if array.ndim != 2 or array.shape[0] != len(texts):
         raise ValueError(f"the encoder must return an array ({len(texts)}, H), got shape {array.shape}")
-    broken: Any = () if sparse else np.flatnonzero(~np.isfinite(array).all(axis=1))
-    if len(broken):
-        raise ValueError(f"the encoder returned values that are not finite for {texts[broken[0]]!r}")
+    if not sparse and (row := first_not_finite(array)) is not None:
+        raise ValueError(f"the encoder returned values that are not finite for {texts[row]!r:.100}")
     return array
 
 
+def first_not_finite(rows_nH: np.ndarray) -> int | None:
+    """Return the first row that holds NaN or infinite values; None where there is none."""
+    finite_n = np.isfinite(rows_nH).all(axis=1)
+    return None if finite_n.all() else int(finite_n.argmin())
+
+
 def embed(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> np.ndarray:
-    """The embeddings of an encoder of any kind, checked: a ``TextEncoder``, an object with ``encode`` (such as a
-    SentenceTransformer), or a plain function.
+    """Encode with an encoder of any kind and check its answer. The encoder is a ``TextEncoder``, an object with
+    ``encode`` (such as a SentenceTransformer), or a function.
 
     Returns:
         (N, H) float32.
 
     Raises:
-        ValueError: the answer is not (N, H), is sparse, or holds a value that is not finite.
+        ValueError: the answer is not (N, H), is sparse, or holds NaN or infinite values.
     """
     array = vectors(encoder, texts, progress)
     if issparse(array):

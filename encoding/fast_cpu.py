@@ -1,9 +1,9 @@
-"""Linear layers that compute faster while a model only encodes, the model itself unchanged.
+"""Compute linear layers faster while a model only encodes, without changing the model.
 
-On CPU each layer's weight is laid out once for oneDNN's matrix product, and a GELU behind it is computed in the same
-kernel; at int8 weights are rounded per output and activations per call. A layer keeps its class, its parameters and
-its hooks: only its ``forward`` is another one, until ``fast_inference`` ends. What a layer or a processor cannot do is
-left as it is.
+On CPU, oneDNN gets each weight in the layout of its matrix product and computes a following GELU in the same kernel.
+With int8, weights are rounded per output and activations per call. A layer keeps its class, parameters and hooks;
+``fast_inference`` temporarily replaces its ``forward``. Layers that this does not suit, or that the processor cannot
+compute this way, keep their own.
 """
 
 import warnings
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
 PRECISIONS = ("fp32", "bf16", "int8")
-#: Rows of a product that the layout of weights is chosen for.
+#: oneDNN chooses the layout of weights for products of this many rows.
 ROWS = 1024
 
 Forward = Callable[[Tensor], Tensor]
 
 
 def check_precision(precision: str, device: torch.device | None = None) -> None:
-    """Raises ValueError: an unknown precision, or int8 anywhere but on CPU."""
+    """Raise ValueError for an unknown precision, and for int8 on another device than the CPU."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
     if precision == "int8" and device is not None and device.type != "cpu":
@@ -33,14 +33,15 @@ def check_precision(precision: str, device: torch.device | None = None) -> None:
 
 @contextmanager
 def fast_inference(model: nn.Module, precision: str = "fp32") -> Iterator[None]:
-    """Inside, the model computes faster. For use without gradients only.
+    """Make the model compute faster inside the context. Gradients do not work there.
 
     Arguments:
-        precision: 'fp32': as before, to rounding. 'bf16': products and attention in bfloat16 (autocast), norms and
-            sums in float32. 'int8': on CPU, every linear layer's product in 8 bits, the rest in float32.
+        precision: 'fp32' gives the model's own values up to rounding. 'bf16' computes products and attention in
+            bfloat16 (autocast), norms and sums in float32. 'int8', on CPU only, computes the product of every linear
+            layer in 8 bits and the rest in float32.
 
     Raises:
-        ValueError: what ``check_precision`` refuses, or int8 where this build of torch does not have it.
+        ValueError: ``check_precision`` refuses the precision, or this build of torch has no int8.
     """
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
@@ -56,7 +57,7 @@ def fast_inference(model: nn.Module, precision: str = "fp32") -> Iterator[None]:
 
 
 def _replacements(model: nn.Module, precision: str) -> list[tuple[nn.Module, Forward]]:
-    """Modules with their other ``forward``."""
+    """Return modules, each with the ``forward`` that replaces its own."""
     linears = [module for module in model.modules() if _is_plain(module)]
     if precision == "int8":
         return [(linear, _int8(linear)) for linear in linears]
@@ -75,7 +76,7 @@ def _replacements(model: nn.Module, precision: str) -> list[tuple[nn.Module, For
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """A linear layer in float32 whose ``forward`` nobody has replaced (as accelerate's hooks do)."""
+    """Tell whether a module is a float32 linear layer whose ``forward`` is its own (accelerate's hooks replace it)."""
     return type(module) is nn.Linear and module.weight.dtype == torch.float32 and "forward" not in module.__dict__
 
 
@@ -87,7 +88,7 @@ def _has_packed_products(dtype: torch.dtype) -> bool:
 
 
 def _packed(linear: nn.Linear, dtype: torch.dtype, gelu: str | None) -> Forward:
-    """The layer with its weight laid out for oneDNN; ``gelu``: None, or how the one behind it is computed."""
+    """Return a ``forward`` with the weight in oneDNN's layout; ``gelu``: None, or the formula of its GELU."""
     weight: Any = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype).contiguous(), ROWS)
     bias = None if linear.bias is None else linear.bias.detach().to(dtype)
     name, algorithm = ("none", "") if gelu is None else ("gelu", gelu)
@@ -99,7 +100,7 @@ def _packed(linear: nn.Linear, dtype: torch.dtype, gelu: str | None) -> Forward:
 
 
 def _int8(linear: nn.Linear) -> Forward:
-    """Weights rounded per output, activations per call, products in 8 bits, sums in 32."""
+    """Return a ``forward`` with weights rounded per output, activations per call, 8-bit products and 32-bit sums."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecated for years, without a successor in eager mode
@@ -124,7 +125,7 @@ def _identity(x: Tensor) -> Tensor:
 
 
 def _probe(linear: nn.Linear) -> Tensor:
-    """(2, in_features), made without random numbers."""
+    """Return an input (2, in_features) without random numbers."""
     return torch.linspace(-2, 2, 2 * linear.in_features).view(2, -1).sin()
 
 
@@ -136,8 +137,10 @@ def _is_gelu(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _fusible(model: nn.Module) -> Iterator[tuple[nn.Linear, nn.Module]]:
-    """Linear layers with the GELU that is applied to what they give, and to nothing else. Whether it is so is tried:
-    the block around the two must give the same with both in one."""
+    """Yield linear layers, each with the GELU that is applied to its output and to nothing else.
+
+    A trial decides: the block around both must give the same output when one kernel computes both.
+    """
     blocks = [(block, list(block.children())) for block in model.modules()]
     parents = Counter(id(child) for _, children in blocks for child in children)
     for block, children in blocks:
@@ -169,7 +172,7 @@ def _is_applied(block: nn.Module, linear: nn.Linear, activation: nn.Module) -> b
 
 @torch.no_grad()
 def _agrees(forward: Forward, linear: nn.Linear, approximate: str | None, tolerance: float) -> bool:
-    """Whether the other ``forward`` runs here and gives what the layer gives."""
+    """Tell whether the replacement runs on this processor and gives the layer's output within the tolerance."""
     x = _probe(linear)
     expected = linear.forward(x)
     if approximate is not None:

@@ -1,8 +1,8 @@
-"""A file of texts to a file of embeddings, in bounded memory, and continued after a kill.
+"""Encode a file of texts to a file of embeddings in bounded memory, and continue after a kill.
 
-A row of the input is a row of the output, blank ones included. The output is written chunk by chunk; beside it a
-record (``OUT.json``) says of what and by what it is made and how many rows are safe on disk. ``--shard i/n`` makes one
-of n parts, for any scheduler; ``merge_shards`` joins them.
+Each row of the input is a row of the output, blank rows included. The output is written chunk by chunk. A record
+beside it (``OUT.json``) holds the input, the settings and the number of rows that are safe on disk. ``--shard i/n``
+makes one of n parts, for any scheduler; ``merge_shards`` joins them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm.auto import tqdm
 
-from csekit.encoding.encoder import TextEncoder, weights_digest
+from csekit.encoding.encoder import TextEncoder, first_not_finite, weights_digest
 from csekit.encoding.stores import (
     DTYPES,
     check_rows,
@@ -27,7 +28,7 @@ from csekit.encoding.stores import (
 )
 from csekit.encoding.text_files import CorpusError, file_columns, file_kind, read_batches, sha256
 
-#: Rows between two points from which a killed run goes on.
+#: Rows in a chunk. A killed run continues after the last whole chunk.
 CHUNK_ROWS = 16_384
 
 
@@ -37,14 +38,14 @@ class TextColumn:
 
     Arguments:
         path: ``.txt``, ``.csv``, ``.tsv``, ``.json``, ``.jsonl`` (each also ``.gz``, ``.xz``) or ``.parquet``.
-        name: of the column.
+        name: name of the column.
     """
 
     path: Path
     name: str
 
     def batches(self) -> Iterator[list[str]]:
-        """The texts in order. Raises CorpusError: a cell that is no text; names file and line."""
+        """Yield the texts in order. Raises CorpusError: a cell is not text; the message names file and line."""
         if file_kind(self.path) == "parquet":
             yield from self._parquet()
             return
@@ -72,7 +73,7 @@ class TextColumn:
         return CorpusError(f"{self.path}, {where}: column {self.name!r} holds {what}, not text")
 
     def chunks(self, start: int, stop: int, size: int) -> Iterator[list[str]]:
-        """The texts of the rows from ``start`` to ``stop``, ``size`` at a time."""
+        """Yield the texts of the rows from ``start`` to ``stop``, ``size`` at a time."""
         texts: list[str] = []
         row = 0
         for batch in self.batches():
@@ -88,7 +89,7 @@ class TextColumn:
 
 
 def _all_text(cells: list[Any]) -> bool:
-    """Whether all are strings that UTF-8 can hold (JSON knows halves of surrogate pairs)."""
+    """Tell whether all cells are strings that UTF-8 can hold (JSON allows halves of surrogate pairs)."""
     try:
         return set(map(type, cells)) <= {str} and "".join(cells).encode() is not None
     except UnicodeEncodeError:
@@ -96,11 +97,11 @@ def _all_text(cells: list[Any]) -> bool:
 
 
 def text_column(path: Path, column: str | None = None) -> TextColumn:
-    """The column to encode.
+    """Find the column to encode.
 
     Raises:
-        FileNotFoundError: no such file.
-        CorpusError: no such column, or several that hold text and none is named.
+        FileNotFoundError: there is no such file.
+        CorpusError: there is no such column, or several hold text and none is named.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
@@ -135,7 +136,7 @@ def _listed(names: Any) -> str:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """'2/8' → (2, 8). Raises ValueError: anything else than 1 ≤ i ≤ n."""
+    """Turn '2/8' into (2, 8). Raises ValueError: not of the form i/n with 1 ≤ i ≤ n."""
     parts = text.split("/")
     if len(parts) == 2 and all(part.isdecimal() for part in parts):
         i, n = map(int, parts)
@@ -145,7 +146,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def shard_path(output: Path, shard: tuple[int, int]) -> Path:
-    """Where a shard of an array lies: ``OUT.2-of-8.npy`` for ``OUT.npy``."""
+    """Return the path of one shard of an array: ``OUT.2-of-8.npy`` for ``OUT.npy``."""
     return output.with_name(f"{output.stem}.{shard[0]}-of-{shard[1]}{output.suffix}")
 
 
@@ -162,27 +163,29 @@ def encode_file(
     overwrite: bool = False,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Encode every row of a file. Called again after a kill it goes on where it was; a finished one is left alone.
+    """Encode every row of a file. After a kill, the same call continues; a finished output is left as it is.
 
     Arguments:
         input_file: see :class:`TextColumn`.
         output: ``OUT.npy`` ((N, H), for ``numpy.load(…, mmap_mode="r")``), or ``OUT.parquet``, a folder of parquet
             files with the columns ``row``, ``text`` and ``embedding``.
-        column: needed where several columns hold text.
+        column: name of the column to encode; needed where several hold text.
         dtype: 'float32' or 'float16'.
-        shard: 'i/n': the i-th of n parts of the rows. Of an array a file of its own, of parquet files of the same
-            folder; see ``merge_shards``.
-        chunk_rows: rows that are sorted by length, encoded and written at a time: what a kill costs, and the memory.
-        num_workers: processes, see ``workers.WorkerPool``.
-        overwrite: begin anew whatever lies there.
+        shard: 'i/n' encodes the i-th of n parts of the rows. A shard of an array is a file of its own; a shard of
+            parquet is files in the common folder. See ``merge_shards``.
+        chunk_rows: rows that are sorted by length, encoded and written at a time. More rows need more memory, and a
+            kill loses more work.
+        num_workers: number of processes, see ``workers.WorkerPool``.
+        overwrite: start anew even if an output exists.
 
     Returns:
-        the record that lies in ``OUT.json``.
+        the record in ``OUT.json``.
 
     Raises:
-        ValueError: an argument that is not allowed; the output was made of another input or by other settings.
-        FileNotFoundError: no such input.
-        CorpusError: something in the input that is not text.
+        ValueError: an argument is not allowed; the output was made from another input or with other settings; an
+            embedding holds NaN or infinite values (the message names the row; rows before its chunk stay).
+        FileNotFoundError: there is no such input.
+        CorpusError: the input holds something that is not text.
     """
     part, output = parse_shard(shard), Path(output)
     kind = output_kind(output)
@@ -191,7 +194,7 @@ def encode_file(
     if chunk_rows < 1:
         raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
     source = text_column(Path(input_file), column)
-    rows = sum(map(len, source.batches()))  # and everything in them is text
+    rows = sum(map(len, source.batches()))  # this also checks that every cell is text
     if rows < part[1]:
         raise CorpusError(f"{source.path}: {rows} rows cannot make {part[1]} {'parts' if part[1] > 1 else 'output'}")
     start, stop = (rows * i // part[1] for i in (part[0] - 1, part[0]))
@@ -201,7 +204,7 @@ def encode_file(
         "output": {"kind": kind, "dtype": dtype, "chunk_rows": chunk_rows},
         "shard": {"index": part[0], "of": part[1], "start": start, "stop": stop},
     }
-    del settings["encoder"]["name"]  # of the folder, which may move
+    del settings["encoder"]["name"]  # the folder may be renamed
     target = shard_path(output, part) if kind == "npy" and part[1] > 1 else output
     path = record_path(target, part)
     record = {} if overwrite else read_record(path, settings)
@@ -220,7 +223,7 @@ def _go_on(
     num_workers: int,
     progress: bool,
 ) -> None:
-    """From the last safe row to the end of the shard."""
+    """Encode and write from the last safe row to the end of the shard."""
     place, form = record["settings"]["shard"], record["settings"]["output"]
     first = place["start"] + record["done"]
     read: list[list[str]] = []
@@ -235,16 +238,27 @@ def _go_on(
     ):
         for rows_nH in found:
             texts = read.pop(0)
+            _check_finite(rows_nH, texts, source.path, place["start"] + record["done"], form["dtype"])
             sink.write(record["done"], texts, rows_nH)
             record |= {"done": record["done"] + len(texts), "truncated": before + encoder.truncated}
             record["size"] = rows_nH.shape[1]
             write_record(path, record)
-            bar.update(record["done"] - bar.n)  # what was there twice in the chunk
+            bar.update(record["done"] - bar.n)  # the chunk's repeated texts
         sink.finish(record["done"])
     if record["done"] != total:
-        raise ValueError(f"{source.path}: changed while it was read, {record['done']} rows instead of {total}")
+        raise ValueError(f"{source.path}: changed while it was read, from {total} rows to {record['done']}")
     record["complete"] = True
     write_record(path, record)
+
+
+def _check_finite(rows_nH: np.ndarray, texts: Sequence[str], path: Path, start: int, dtype: str) -> None:
+    """Raise ValueError where a row would be written as NaN or infinite values; ``start`` is the first row's place."""
+    with np.errstate(over="ignore"):
+        row = first_not_finite(rows_nH.astype(dtype, copy=False))
+    if row is not None:
+        advice = ", which float32 would hold" if np.isfinite(rows_nH[row]).all() else ""
+        what = f"the embedding of {texts[row]!r:.100} holds NaN or infinite values in {dtype}{advice}"
+        raise ValueError(f"{path}, row {start + row + 1}: {what}")
 
 
 def _remembered(chunks: Iterator[list[str]], read: list[list[str]]) -> Iterator[list[str]]:
@@ -254,16 +268,20 @@ def _remembered(chunks: Iterator[list[str]], read: list[list[str]]) -> Iterator[
 
 
 def merge_shards(output: str | Path, keep: bool = False, tell: Callable[[str], object] = lambda line: None) -> Path:
-    """Join the shards of ``output`` after checking that all are there, complete, and of the same input and settings.
-    An array is copied in blocks, parquet files stay where they are; the record of the whole is written last.
+    """Join the shards of ``output`` after a check that none is missing and all have the same input and settings.
+
+    Arrays are copied in blocks; parquet files stay where they are. The record of the whole is written last.
 
     Arguments:
-        keep: leave the shards of an array where they are.
-        tell: is told what is joined.
+        keep: do not delete the shards of an array.
+        tell: called with a line about what is joined.
+
+    Returns:
+        the path of the whole.
 
     Raises:
-        FileNotFoundError: no shard, or one is missing.
-        ValueError: one is not complete, or of another input or other settings.
+        FileNotFoundError: there is no shard, or one is missing.
+        ValueError: a shard is not complete, or has another input or other settings.
     """
     output = Path(output)
     kind = output_kind(output)

@@ -1,14 +1,16 @@
-"""A model's folder, local or on the Hub: its small files, its modules, its plain encoder."""
+"""A model's folder, local or on the Hub: its small files and the modules that sentence-transformers lists there."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModel
 
+from csekit.encoding.pretrained import check_finite_weights
 from csekit.modeling.export import TEMPLATE_POOLING
 
 _ST_POOLINGS = {
@@ -28,25 +30,38 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class Normalize(nn.Module):
-    """Rows to length 1."""
+    """Scale each row to length 1."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.normalize(x, dim=-1)
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file's content. Raises ValueError: it is none."""
+    """Return the content of a JSON file. Raises ValueError: it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: not a JSON file: {error}") from error
 
 
-def metadata_folder(path_or_id: str | Path) -> Path:
-    """The folder with the small files of a model: the local folder itself, or the Hub's (weights are not fetched).
+def read_settings(folder: Path, name: str) -> dict[str, Any]:
+    """Return the object in a JSON file of the folder; empty where there is no such file.
 
     Raises:
-        FileNotFoundError: neither a folder nor something that the Hub has.
+        ValueError: it is not JSON, or not an object.
+    """
+    file = folder / name
+    settings = read_json(file) if file.is_file() else {}
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file}: must hold an object, got {settings!r:.80}")
+    return settings
+
+
+def metadata_folder(path_or_id: str | Path) -> Path:
+    """Return the folder with the small files of a model: the local folder, or a download from the Hub without weights.
+
+    Raises:
+        FileNotFoundError: there is no such folder, and the Hub has no such model or cannot be reached.
     """
     folder = Path(path_or_id).expanduser()
     if folder.is_dir():
@@ -63,75 +78,107 @@ def metadata_folder(path_or_id: str | Path) -> Path:
         raise FileNotFoundError(f"{str(path_or_id)!r} is no folder, and the Hub did not give it: {reason}") from error
 
 
-def load_pretrained(auto_class: Any, source: str | Path, **kwargs: Any) -> Any:
-    """``auto_class.from_pretrained``, its many kinds of failure as one ValueError that names the source."""
-    try:
-        return auto_class.from_pretrained(str(source), **kwargs)
-    except TypeError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"{source}: {auto_class.__name__} cannot load it: {reason}") from error
+def read_modules(folder: Path) -> list[dict[str, Any]]:
+    """Return the modules of a SentenceTransformer's folder: each has at least ``type`` and ``path``.
+
+    Raises:
+        ValueError: ``modules.json`` is not such a list.
+    """
+    modules = read_json(folder / "modules.json")
+    fields = ("type", "path")
+    if not isinstance(modules, list) or not modules:
+        raise ValueError(f"{folder / 'modules.json'}: must be a list of modules, got {modules!r:.80}")
+    for module in modules:
+        if not isinstance(module, dict) or not all(isinstance(module.get(field), str) for field in fields):
+            raise ValueError(f"{folder / 'modules.json'}: a module must have 'type' and 'path', got {module!r:.80}")
+    return modules
 
 
-def load_transformer(source: str | Path) -> nn.Module:
-    """An ``AutoModel`` in float32, without BERT's own pooler where the class lets one leave it out."""
-    try:
-        return load_pretrained(AutoModel, source, add_pooling_layer=False, dtype=torch.float32)
-    except TypeError:
-        return load_pretrained(AutoModel, source, dtype=torch.float32)
+def _module_config(folder: Path, required: Mapping[str, type]) -> dict[str, Any]:
+    """Return the settings of a module. Raises ValueError: a required field is missing or of another type."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{file}: is missing, and modules.json lists its module")
+    config = read_settings(folder, file.name)
+    for name, kind in required.items():
+        if type(config.get(name)) is not kind:
+            raise ValueError(f"{file}: {name} must be of type {kind.__name__}, got {config.get(name)!r}")
+    return config
 
 
 def st_pooling(folder: Path) -> str:
-    """The pooling mode of a SentenceTransformer's Pooling folder. Several modes give ``a+b``."""
-    config = read_json(folder / "config.json")
+    """Return the pooling mode of a SentenceTransformer's Pooling folder; ``a+b`` for several modes.
+
+    Raises:
+        ValueError: ``config.json`` names no mode. sentence-transformers would take the mean.
+    """
+    config = _module_config(folder, {})
     modes = config.get("pooling_mode")
     if modes is None:
-        modes = [mode for flag, mode in _ST_POOLINGS.items() if config.get(flag)] or ["mean"]
-    return modes if isinstance(modes, str) else "+".join(modes)
+        modes = [mode for flag, mode in _ST_POOLINGS.items() if config.get(flag)]
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list | tuple) or not modes or not all(isinstance(mode, str) and mode for mode in modes):
+        raise ValueError(
+            f"{folder / 'config.json'}: names no pooling: pooling_mode must be a name such as 'cls', or one of "
+            f"{', '.join(_ST_POOLINGS)} must be true"
+        )
+    return "+".join(modes)
 
 
 def load_dense(folder: Path) -> nn.Module:
-    """A SentenceTransformer's Dense folder as a linear layer with its activation.
+    """Load a SentenceTransformer's Dense folder as a linear layer with its activation.
 
     Raises:
-        ValueError: an activation other than Identity, Tanh, ReLU, GELU, or no ``model.safetensors``.
+        ValueError: an activation other than Identity, Tanh, ReLU, GELU; a size that is missing; no
+            ``model.safetensors``; weights that are missing, of another shape, or not finite.
     """
-    config = read_json(folder / "config.json")
-    activation = config.get("activation_function", "Tanh").rsplit(".", 1)[-1]
+    config = _module_config(folder, {"in_features": int, "out_features": int})
+    activation = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
     if activation not in _ACTIVATIONS:
         raise ValueError(f"{folder}: activation_function must be one of {sorted(_ACTIVATIONS)}, got {activation!r}")
     if not (folder / "model.safetensors").is_file():
         raise ValueError(f"{folder}: model.safetensors is missing")
     linear = nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
-    weights = load_file(folder / "model.safetensors")
-    linear.load_state_dict({name.removeprefix("linear."): weight for name, weight in weights.items()})
+    try:
+        weights = load_file(folder / "model.safetensors")
+        linear.load_state_dict({name.removeprefix("linear."): weight for name, weight in weights.items()})
+    except (SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{folder / 'model.safetensors'}: not the weights of this layer: {reason}") from error
+    check_finite_weights(folder / "model.safetensors", linear)
     return nn.Sequential(linear, _ACTIVATIONS[activation]())
 
 
 def module_kinds(folder: Path) -> tuple[list[str], str | None, int | None]:
-    """Of a SentenceTransformer's folder: the kinds of its modules, the pooling mode, and where the mask token of a
-    template stands that our own module pools."""
-    modules = read_json(folder / "modules.json")
+    """Read the modules of a SentenceTransformer's folder.
+
+    Returns:
+        the kind of each module ('Transformer', 'Pooling', …), the pooling mode (None without a Pooling module), and
+        for our own pooling of a template's mask token its place in the text (``sentence_frame(...).mask_offset``).
+
+    Raises:
+        ValueError: ``modules.json`` or the pooling's ``config.json`` lacks a field.
+    """
+    modules = read_modules(folder)
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
     if TEMPLATE_POOLING in [module["type"] for module in modules[1:2]]:
         kinds[1] = "Pooling"
-        return kinds, "mask", read_json(folder / modules[1]["path"] / "config.json")["mask_offset"]
+        return kinds, "mask", _module_config(folder / modules[1]["path"], {"mask_offset": int})["mask_offset"]
     paths = {kind: folder / module["path"] for kind, module in zip(kinds, modules, strict=True)}
     return kinds, st_pooling(paths["Pooling"]) if "Pooling" in paths else None, None
 
 
 def load_head(folder: Path) -> nn.Sequential:
-    """What a SentenceTransformer's folder has behind its pooling: Dense and Normalize modules."""
-    tail = read_json(folder / "modules.json")[2:]
-    dense = [module["type"].endswith(".Dense") for module in tail]
-    paths = [folder / module["path"] for module in tail]
-    return nn.Sequential(
-        *[load_dense(p) if is_dense else Normalize() for p, is_dense in zip(paths, dense, strict=True)]
-    )
+    """Load the Dense and Normalize modules behind the pooling of a SentenceTransformer's folder."""
+    layers = [
+        load_dense(folder / module["path"]) if module["type"].endswith(".Dense") else Normalize()
+        for module in read_modules(folder)[2:]
+    ]
+    return nn.Sequential(*layers)
 
 
 def model_name(source: str | Path) -> str:
+    """Return a model's name for results files: the last part of its folder, or its name on the Hub; never a path."""
     path = Path(source).expanduser()
     if not path.is_dir():
         return str(source)

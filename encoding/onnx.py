@@ -1,4 +1,4 @@
-"""A sentence encoder in an ONNX file, run by onnxruntime: what ``csekit export --format onnx`` writes.
+"""Run a sentence encoder in an ONNX file, as ``csekit export --format onnx`` writes it, with onnxruntime.
 
 Shape suffixes: b rows of a batch, L tokens, H embedding size.
 """
@@ -9,23 +9,23 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer
 
 from csekit.encoding.encoder import TextEncoder
-from csekit.encoding.folders import load_head, load_pretrained, model_name, module_kinds, read_json
+from csekit.encoding.folders import load_head, model_name, module_kinds, read_settings
 from csekit.encoding.pooled import PooledOutput
+from csekit.encoding.pretrained import load_tokenizer
 from csekit.modeling.pooling import pool
 from csekit.modeling.tokenization import own_template
 
-#: Where an export has its graphs, and the one that is loaded where none is named.
+#: The folder of an export's graphs, and the graph that is loaded by default.
 ONNX_FOLDER, ONNX_FILE = "onnx", "model.onnx"
 #: Names of the graph's outputs.
 EMBEDDING, STATES = "sentence_embedding", "last_hidden_state"
 
 
 def onnx_file(path: str | Path) -> Path | None:
-    """The graph that ``path`` means: the file itself, or ``onnx/model.onnx`` of a folder without other weights. None
-    where it means none."""
+    """Return the graph that ``path`` stands for: the file itself, or ``onnx/model.onnx`` of a folder without other
+    weights; None for any other path."""
     path = Path(path).expanduser()
     if path.suffix == ".onnx":
         return path
@@ -67,13 +67,13 @@ class ONNXModel(nn.Module):
         inputs = [value.name for value in self.session.get_inputs()]
         if inputs != ["input_ids", "attention_mask"] or not {EMBEDDING, STATES} & set(self.outputs):
             raise ValueError(
-                f"{file}: a graph of input_ids and attention_mask with an output {EMBEDDING} or {STATES} is wanted, "
-                f"got {inputs} and {self.outputs}"
+                f"{file}: inputs must be input_ids and attention_mask, and {EMBEDDING} or {STATES} an output, "
+                f"got inputs {inputs} and outputs {self.outputs}"
             )
 
     @property
     def session(self) -> Any:
-        """The ``onnxruntime.InferenceSession``, made when it is first needed in a process."""
+        """The ``onnxruntime.InferenceSession``; each process makes its own when it first needs it."""
         if self._session is None:
             try:
                 import onnxruntime
@@ -92,7 +92,7 @@ class ONNXModel(nn.Module):
         return {**self.__dict__, "_session": None}  # a session cannot go to another process
 
     def run(self, name: str, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """One output of the graph."""
+        """Return one output of the graph."""
         inputs = {"input_ids": input_ids.cpu().numpy(), "attention_mask": attention_mask.cpu().numpy()}
         return torch.from_numpy(self.session.run([name], inputs)[0])
 
@@ -100,7 +100,7 @@ class ONNXModel(nn.Module):
         if EMBEDDING in self.outputs:
             return PooledOutput(self.run(EMBEDDING, input_ids, attention_mask))
         if self.pooling is None:
-            raise ValueError(f"{self.file} gives token states, and nothing says how they are pooled")
+            raise ValueError(f"{self.file} returns token states, and its folder names no pooling for them")
         states_bLH = self.run(STATES, input_ids, attention_mask)
         return PooledOutput(self.head(pool(self.pooling, (states_bLH,), attention_mask.cpu(), self.mask_offset)))
 
@@ -114,7 +114,8 @@ class ONNXEncoder(TextEncoder):
 
     Raises:
         FileNotFoundError: there is no such file.
-        ImportError, ValueError: what :class:`ONNXModel` raises.
+        ImportError: onnxruntime is not installed.
+        ValueError: onnxruntime cannot load the graph, or it has other inputs or outputs; the tokenizer is missing.
     """
 
     def __init__(self, path: str | Path, max_length: int | None = None, batch_size: int = 64) -> None:
@@ -123,14 +124,14 @@ class ONNXEncoder(TextEncoder):
         if not file.is_file():
             raise FileNotFoundError(f"{path}: no ONNX file {file.name} there")
         folder = file.parent.parent if file.parent.name == ONNX_FOLDER else file.parent
-        tokenizer = load_pretrained(AutoTokenizer, folder)
-        pooling, mask_offset, head, lowercase = None, None, None, False
-        record = read_json(folder / "export.json") if (folder / "export.json").is_file() else {}
+        record = read_settings(folder, "export.json")
+        pooling, mask_offset, head = None, None, None
         if (folder / "modules.json").is_file():
             _, pooling, mask_offset = module_kinds(folder)
             head = load_head(folder)
-            settings = folder / "sentence_bert_config.json"
-            lowercase = bool(settings.is_file() and read_json(settings).get("do_lower_case"))
+        pooling = pooling or record.get("pooling")
+        rows = read_settings(folder, "config.json").get("vocab_size")
+        tokenizer = load_tokenizer(folder, rows if isinstance(rows, int) else None, pooling)
         limit = record.get("max_length")
         if max_length is not None and limit is not None and max_length > limit:
             raise ValueError(f"max_length must be at most {limit} for this graph, got {max_length}")
@@ -138,11 +139,11 @@ class ONNXEncoder(TextEncoder):
             ONNXModel(file, pooling, mask_offset, head),
             tokenizer,
             name=model_name(folder),
-            pooling=pooling or record.get("pooling"),
+            pooling=pooling,
             max_length=max_length or limit,
             batch_size=batch_size,
             prompt_template=own_template(tokenizer),
-            lowercase=lowercase,
+            lowercase=bool(read_settings(folder, "sentence_bert_config.json").get("do_lower_case")),
         )
         self.file = file
 

@@ -1,7 +1,7 @@
-"""An encoder as an ONNX graph, checked against torch by onnxruntime before it has its place.
+"""Export an encoder as an ONNX graph. onnxruntime runs it and torch's embeddings must agree before the folder appears.
 
-``torch.onnx`` writes it. optimum's exporter is not used: its latest release (optimum-onnx 0.1.0) pins
-``transformers<4.58``. Of torch's two exporters the older one is deprecated.
+``torch.onnx`` writes the graph with its newer exporter; the older one is deprecated. optimum's exporter is not used:
+its latest release (optimum-onnx 0.1.0) pins ``transformers<4.58``.
 
 Shape suffixes: b rows of a batch, L tokens, H hidden size, E embedding size.
 """
@@ -28,20 +28,20 @@ from csekit.modeling.fast_packing import PACKED_ATTENTION
 from csekit.modeling.pooling import NEEDS_HIDDEN_STATES, pool
 from csekit.modeling.tokenization import pad, sentence_frame
 
-#: Largest difference to torch that passes, for values up to 1 (above, times the largest of them).
+#: Largest allowed difference to torch for values up to 1; for larger values it is multiplied by the largest.
 TOLERANCE = 1e-4
 INT8_FILE = "model_int8.onnx"
-#: (rows, tokens of the longest) of the batches that are compared; at most so many tokens as the encoder takes.
+#: (rows, tokens of the longest text) of the batches that are compared, truncated to the encoder's limit.
 SHAPES = ((1, 1), (1, 40), (2, 512), (5, 17), (33, 9))
 
 
 @dataclass(frozen=True)
 class DevScore:
-    """A dev set that exported files are scored on.
+    """A dev set on which exported files are scored.
 
     Arguments:
-        pairs: the number of its sentence pairs.
-        score: an encoder to its Spearman × 100 on them.
+        pairs: number of its sentence pairs.
+        score: function that returns an encoder's Spearman × 100 on them.
     """
 
     pairs: int
@@ -49,8 +49,8 @@ class DevScore:
 
 
 class EncoderGraph(nn.Module):
-    """What is exported: (b, L) ``input_ids`` and ``attention_mask`` to ``last_hidden_state`` (b, L, H), with
-    ``pooled`` to ``sentence_embedding`` (b, E) before it."""
+    """The module that is exported. It turns ``input_ids`` and ``attention_mask`` (b, L) into ``last_hidden_state``
+    (b, L, H). With ``pooled``, ``sentence_embedding`` (b, E) is its first output."""
 
     def __init__(self, model: Any, pooled: bool, normalize: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class EncoderGraph(nn.Module):
 
     @property
     def outputs(self) -> list[str]:
-        """Their names."""
+        """The names of the outputs."""
         return [EMBEDDING, STATES] if self.pooled else [STATES]
 
 
@@ -88,7 +88,7 @@ def check_packages() -> None:
 
 
 def check_batches(tokenizer: PreTrainedTokenizerBase, limit: int, template: str | None) -> list[dict[str, Tensor]]:
-    """Batches of sentences of several lengths, their tokens drawn from the vocabulary by a fixed seed."""
+    """Return batches of sentences of several lengths; a fixed seed draws their tokens from the vocabulary."""
     frame = sentence_frame(tokenizer, template)
     special = set(tokenizer.all_special_ids)
     words = torch.tensor(sorted(set(tokenizer.get_vocab().values()) - special))
@@ -104,7 +104,7 @@ def check_batches(tokenizer: PreTrainedTokenizerBase, limit: int, template: str 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter reports its steps, its missing torchvision and torch's own deprecations."""
+    """Silence the exporter's reports of its steps, of missing torchvision and of torch's own deprecations."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "root")]
     levels = [logger.level for logger in loggers]
     try:
@@ -119,7 +119,7 @@ def _quiet() -> Iterator[None]:
 
 
 def write_graph(graph: EncoderGraph, batch: dict[str, Tensor], file: Path, opset: int) -> None:
-    """Trace the graph, its rows and tokens of any number, and save it.
+    """Trace the graph for any number of rows and tokens, and save it.
 
     Raises:
         ValueError: torch cannot export this encoder.
@@ -149,13 +149,13 @@ def write_graph(graph: EncoderGraph, batch: dict[str, Tensor], file: Path, opset
 def largest_difference(
     file: Path, batches: list[dict[str, Tensor]], wanted: list[tuple[Tensor, Tensor]]
 ) -> tuple[float, float]:
-    """Largest difference of the file's outputs to torch's, and the largest that passes.
+    """Return the largest difference between the outputs of the file and of torch, and the largest allowed one.
 
     Arguments:
-        wanted: of each batch the embeddings (b, E) and the last hidden states (b, L, H).
+        wanted: for each batch torch's embeddings (b, E) and last hidden states (b, L, H).
 
     Raises:
-        ValueError: a difference is larger, or not a number.
+        ValueError: a difference is larger than allowed, or NaN.
     """
     model = ONNXModel(file)
     largest, allowed = 0.0, TOLERANCE
@@ -177,9 +177,11 @@ def largest_difference(
 
 
 def quantize(file: Path, target: Path) -> None:
-    """Weights of matrix products and embeddings in 8 bits, activations rounded at each call. One scale for each
-    output. Weights have 7 bits of their 8: without VNNI, sums of products of 8 bits overflow, and the file does not
-    know where it will run."""
+    """Write the graph with 8-bit weights, one scale for each output, and activations that are rounded at each call.
+
+    Weights use 7 of their 8 bits: sums of 8-bit products overflow on processors without VNNI, and the file may run on
+    such a processor.
+    """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     root = logging.getLogger()
@@ -208,20 +210,22 @@ def export_onnx(
 
     Arguments:
         path_or_id, pooling, prompt_template: as for ``load_encoder``.
-        pooled: pooling, and a projector that is kept at inference, are in the graph: ``sentence_embedding`` beside
-            ``last_hidden_state``.
-        normalize: with ``pooled``, embeddings of length 1.
-        int8: also ``onnx/model_int8.onnx``.
-        opset: of ONNX, at least 18.
-        dev: how every file, and torch, are scored on a dev set.
+        output: the folder to write.
+        pooled: put the pooling and a projector kept at inference into the graph; ``sentence_embedding`` becomes an
+            output beside ``last_hidden_state``.
+        normalize: scale embeddings to length 1; needs ``pooled``.
+        int8: also write ``onnx/model_int8.onnx``.
+        opset: ONNX opset, at least 18.
+        dev: a dev set on which torch and every file are scored.
+        overwrite: replace an earlier export.
 
     Returns:
-        what ``export.json`` holds: settings, ``check``, and ``stsb`` with the Spearman of each (×100).
+        the content of ``export.json``: settings, ``check``, and ``stsb`` with the Spearman × 100 of each file.
 
     Raises:
         ImportError: onnx, onnxruntime or onnxscript is missing.
-        ValueError: a pooling of several layers without ``pooled``; a difference above ``TOLERANCE``; what
-            ``load_source`` and ``check_output`` raise.
+        ValueError: the pooling reads several layers and ``pooled`` is False; a difference is above ``TOLERANCE``;
+            ``load_source`` or ``check_output`` refuses.
     """
     output = Path(output).expanduser()
     if normalize and not pooled:
@@ -245,7 +249,7 @@ def export_onnx(
 def _write(
     source: Source, new: Path, settings: dict[str, Any], int8: bool, dev: DevScore | None
 ) -> dict[str, dict[str, Any]]:
-    """Everything but the record; what it says of checks and scores."""
+    """Write all files but the record, and return its part about checks and scores."""
     encoder = source.encoder
     graph = EncoderGraph(encoder.model, settings["pooled"], settings["normalize"]).eval()
     batches = check_batches(encoder.tokenizer, encoder.max_length, encoder.prompt_template)
@@ -277,7 +281,7 @@ def _write(
 def _references(
     encoder: TextEncoder, batches: list[dict[str, Tensor]], normalize: bool
 ) -> list[tuple[Tensor, Tensor]]:
-    """Of each batch the embeddings and the last hidden states as torch computes them."""
+    """Return torch's embeddings and last hidden states for each batch."""
     model: Any = encoder.model.eval()
     after = Normalize() if normalize else nn.Identity()
     return [(after(model(**b).sentence_embedding), model.backbone(**b).last_hidden_state) for b in batches]
@@ -285,7 +289,7 @@ def _references(
 
 @torch.no_grad()
 def _least_cosine(file: Path, batches: list[dict[str, Tensor]], wanted: list[tuple[Tensor, Tensor]]) -> float:
-    """Of the file's embeddings to torch's."""
+    """Return the minimum cosine between ONNX and torch embeddings."""
     model = ONNXEncoder(file).model
     embeddings = zip([model(**batch).sentence_embedding for batch in batches], wanted, strict=True)
     return min(float(nn.functional.cosine_similarity(found, torchs).min()) for found, (torchs, _) in embeddings)

@@ -1,4 +1,4 @@
-"""A plain encoder with a pooler."""
+"""Pool the states of a plain encoder to one vector for each text."""
 
 from dataclasses import dataclass
 
@@ -12,18 +12,22 @@ from csekit.modeling.pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, si
 
 @dataclass
 class PooledOutput:
-    """``sentence_embedding`` (b, H)."""
+    """The output of :class:`PooledBackbone`.
+
+    Arguments:
+        sentence_embedding: (b, H).
+    """
 
     sentence_embedding: torch.Tensor
 
 
 class PooledBackbone(nn.Module):
-    """A plain encoder with a pooler: what ``encode`` expects of a model.
+    """A plain encoder with a pooling, in the form that ``encode`` expects of a model.
 
     Arguments:
         backbone: an ``AutoModel``.
-        pooling: one of ``POOLINGS``, or ``lasttoken``.
-        mask_offset: for ``mask``, where the mask token stands (``sentence_frame(...).mask_offset``).
+        pooling: one of ``POOLINGS``, or 'lasttoken'.
+        mask_offset: for 'mask', the place of the mask token (``sentence_frame(...).mask_offset``).
         head: layers applied to the pooled vector (a SentenceTransformer's Dense, Normalize).
     """
 

@@ -1,4 +1,4 @@
-"""Where a result comes from (versions, device, commit, checksums), and files that are written whole or not at all."""
+"""Record the origin of a result (versions, device, commit, checksums), and write files whole or not at all."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _commit() -> dict[str, Any]:
-    """Commit and dirty flag of the checkout that csekit runs from; None where it is installed."""
+    """Return commit and dirty flag of the checkout that csekit runs from; None for an installed csekit."""
     source = Path(csekit.__file__).resolve()
     top = _git(source.parent, "rev-parse", "--show-toplevel")
     if top is None or Path(top, "src", "csekit", "__init__.py").resolve() != source:
@@ -39,7 +39,7 @@ def _version(package: str) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, platform, device, threads and commit, as they go into every results file."""
+    """Return versions, platform, device, threads and commit, which every results file records."""
     import torch  # here, so that commands without a model start at once
 
     cuda = torch.cuda.is_available()
@@ -57,7 +57,11 @@ def environment() -> dict[str, Any]:
 
 
 def checksum(path: str | Path) -> str:
-    """sha256 of a file, or of a folder: of the names and contents of its files, in the order of their names."""
+    """Return the SHA-256 of a file, or of the names and contents of a folder's files in the order of their names.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+    """
     path = Path(path)
     if path.is_file():
         with path.open("rb") as file:
@@ -71,7 +75,7 @@ def checksum(path: str | Path) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Whole or not at all: a temporary file in the same folder, then a rename."""
+    """Write a file whole or not at all: first under a temporary name in the same folder, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -1,6 +1,6 @@
-"""Encoding on a Ray cluster: Ray Data reads, shares out, retries and writes; here is only what an actor does.
+"""Encode on a Ray cluster. Ray Data reads, distributes, retries and writes; this module defines the actor.
 
-What an actor had in hand when it died is given to another one; no row is lost or written twice.
+Ray gives the batch of an actor that died to another actor, so no row is lost or written twice.
 """
 
 import json
@@ -15,13 +15,13 @@ from csekit.encoding.load import load_encoder
 from csekit.encoding.provenance import write_atomically
 from csekit.encoding.text_files import CorpusError
 
-#: Rows that an actor is given at a time.
+#: Rows that an actor computes at a time.
 BATCH_ROWS = 4096
 _DONE = "_encode.json"
 
 
 class _Actor:
-    """A process with the model, which adds the column ``embedding`` to what it is given."""
+    """A process with the model. It adds the column ``embedding`` to each batch."""
 
     def __init__(self, model: str, precision: str, column: str, loading: dict[str, Any]) -> None:
         self.encoder = load_encoder(model, **loading)
@@ -45,24 +45,24 @@ def encode_with_ray(
     overwrite: bool = False,
     loading: Mapping[str, Any] | None = None,
 ) -> int:
-    """Encode a column of parquet files with a pool of Ray actors. The rows keep all their columns, and no order.
+    """Encode a column of parquet files with a pool of Ray actors. Rows keep all their columns but not their order.
 
-    Ray is connected to as its own settings say (``RAY_ADDRESS``), or a cluster is started on this machine.
+    Ray connects to the cluster of its own settings (``RAY_ADDRESS``), or starts one on this machine.
 
     Arguments:
         model: a folder that every node sees, or a Hub id.
         input_file: ``IN.parquet``, a file or a folder of them.
         output: ``OUT.parquet``, a folder; its ``_encode.json`` appears last.
-        num_workers: actors.
+        num_workers: number of actors.
         batch_rows: rows that an actor computes at a time; it is given four times as many.
-        num_gpus: of each actor.
+        num_gpus: GPUs of each actor.
         loading: arguments for ``load_encoder``.
 
     Returns:
         the number of rows.
 
     Raises:
-        ImportError: without ray.
+        ImportError: ray is not installed.
         ValueError: not parquet, or an output that exists.
         CorpusError: no such column, or rows that are missing afterwards.
     """

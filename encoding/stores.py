@@ -1,7 +1,7 @@
-"""Embeddings on disk: an array or a folder of parquet files, written chunk by chunk, and the record beside it.
+"""Store embeddings as an array or a folder of parquet files, chunk by chunk, with a record of what is done.
 
-A chunk is on disk before the record counts it, and the record is replaced in one step: after a kill it is at worst a
-chunk behind, and that chunk is written again in the same place.
+A chunk is on disk before the record counts it, and the record is replaced in one step. After a kill the record is at
+most one chunk behind; that chunk is written again in the same place.
 """
 
 import glob
@@ -23,7 +23,7 @@ _COPY_ROWS = 65_536
 
 
 class Sink(Protocol):
-    """Where chunks go. ``row`` counts from the first row of the shard."""
+    """A place that chunks are written to. ``row`` counts from the first row of the shard."""
 
     def write(self, row: int, texts: Sequence[str], rows_nH: np.ndarray) -> None: ...
 
@@ -31,25 +31,27 @@ class Sink(Protocol):
 
 
 def output_kind(output: Path) -> str:
-    """Raises ValueError: neither ``.npy`` nor ``.parquet``."""
+    """Return 'npy' or 'parquet'. Raises ValueError: another ending."""
     if output.suffix not in (".npy", ".parquet"):
         raise ValueError(f"output must end in .npy or .parquet, got {output.name!r}")
     return output.suffix[1:]
 
 
 def record_path(target: Path, shard: tuple[int, int]) -> Path:
-    """``OUT.npy.json``; for parquet in the folder, with a leading underscore, so that readers leave it out."""
+    """Return ``OUT.npy.json``, or a file in the parquet folder whose leading underscore makes readers skip it."""
     if target.suffix == ".npy":
         return target.with_name(target.name + ".json")
     return target / ("_encode.json" if shard[1] == 1 else f"_encode.{shard[0]}-of-{shard[1]}.json")
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Replace the record in one step."""
     text = json.dumps({**record, "version": _VERSION}, indent=2, sort_keys=True, ensure_ascii=False)
     write_atomically(path, (text + "\n").encode("utf-8"))
 
 
 def load_record(path: Path) -> dict[str, Any]:
+    """Read a record. Raises ValueError: the file is not one, or of another version."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -60,11 +62,11 @@ def load_record(path: Path) -> dict[str, Any]:
 
 
 def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run to go on with; empty where there is none.
+    """Read the record of a run to continue; empty where there is none.
 
     Raises:
-        ValueError: it is of another input or other settings (names the first that differs), or an output lies there
-            without a record.
+        ValueError: it has another input or other settings (the message names the first that differs), or there is an
+            output without a record.
     """
     if not path.is_file():
         output = path.with_name(path.name.removesuffix(".json")) if path.name.endswith(".npy.json") else None
@@ -82,7 +84,7 @@ def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """(name, old value, new value) of the first field that differs."""
+    """Return (name, old value, new value) of the first field that differs; None where all are equal."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             if found := first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else key):
@@ -92,8 +94,8 @@ def first_difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any]
 
 
 class ArraySink:
-    """A ``.npy`` file under a temporary name until it is whole. Written, not mapped: mapped pages would count as
-    memory."""
+    """A ``.npy`` file that has a temporary name until it is whole. It is not memory-mapped: mapped pages count as
+    resident memory."""
 
     def __init__(self, target: Path, dtype: str, rows: int, done: int) -> None:
         self.target, self.dtype, self.rows = target, np.dtype(dtype), rows
@@ -131,7 +133,7 @@ class ArraySink:
 
 
 class ParquetSink:
-    """A folder with a parquet file a chunk, named by its first row; each appears whole or not at all."""
+    """A folder with one parquet file for each chunk, named by its first row and written whole or not at all."""
 
     def __init__(self, folder: Path, dtype: str, start: int) -> None:
         self.folder, self.dtype, self.start = folder, dtype, start
@@ -160,7 +162,7 @@ class ParquetSink:
 
 @contextmanager
 def open_sink(target: Path, kind: str, dtype: str, rows: int, start: int, done: int) -> Iterator[Sink]:
-    """The sink of a shard of ``rows`` rows that begins at row ``start`` of the input, ``done`` of them written."""
+    """Open the sink of a shard of ``rows`` rows from row ``start`` of the input, ``done`` of them written."""
     if kind == "parquet":
         sink = ParquetSink(target, dtype, start)
         if not done:
@@ -176,18 +178,18 @@ def open_sink(target: Path, kind: str, dtype: str, rows: int, start: int, done: 
 
 
 def _remove_rows(folder: Path, start: int, stop: int) -> None:
-    """Files of an earlier run, in the range of rows that is written anew."""
+    """Delete the files of an earlier run in the range of rows that is written anew."""
     for path in folder.glob("rows-*.parquet"):
         if start <= int(path.stem.removeprefix("rows-")) < stop:
             path.unlink()
 
 
 def check_shards(output: Path, kind: str) -> list[tuple[Path, dict[str, Any]]]:
-    """The records of all shards, in order.
+    """Return the records of all shards in order.
 
     Raises:
-        FileNotFoundError: none, or one is missing.
-        ValueError: one is not complete, or of another input or other settings.
+        FileNotFoundError: there is no shard, or one is missing.
+        ValueError: a shard is not complete, or has another input or other settings.
     """
     if kind == "npy":
         found = sorted(output.parent.glob(f"{glob.escape(output.stem)}.*-of-*.npy.json"))
@@ -218,7 +220,7 @@ def check_shards(output: Path, kind: str) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def check_rows(folder: Path, rows: int) -> None:
-    """Raises ValueError: the parquet files do not hold each row from 0 to ``rows`` exactly once."""
+    """Raise ValueError where the parquet files do not hold each row from 0 to ``rows`` exactly once."""
     import pyarrow.parquet as pq
 
     wanted = 0
@@ -237,10 +239,11 @@ def _tag(shard: tuple[int, int]) -> str:
 
 
 def join_arrays(output: Path, parts: Sequence[Path], rows: int) -> None:
-    """One array of several, copied in blocks; it appears whole or not at all.
+    """Copy several arrays into one, in blocks; it appears whole or not at all.
 
     Raises:
-        ValueError: the parts have other sizes than their records say.
+        ValueError: a part is missing, or the parts do not have ``rows`` rows together.
+        OSError: the disk has too little space.
     """
     arrays = [np.load(part, mmap_mode="r") for part in parts if part.is_file()]
     if len(arrays) != len(parts) or sum(map(len, arrays)) != rows:
@@ -248,7 +251,7 @@ def join_arrays(output: Path, parts: Sequence[Path], rows: int) -> None:
         raise ValueError(f"{output}: {len(arrays)} of {len(parts)} shards with {found} of {rows} rows are there")
     draft = output.with_name(output.name + ".partial")
     if shutil.disk_usage(output.parent).free < sum(array.nbytes for array in arrays):
-        raise OSError(f"{output.parent}: not enough room on the disk for {output.name}")
+        raise OSError(f"{output.parent}: too little space on the disk for {output.name}")
     with open(draft, "wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(arrays[0].dtype), "fortran_order": False}
         np.lib.format.write_array_header_1_0(file, {**header, "shape": (rows, arrays[0].shape[1])})

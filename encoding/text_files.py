@@ -1,6 +1,6 @@
-"""Reading sentences out of files and tables in batches, with the line of each row at hand for messages.
+"""Read sentences from files and tables in batches, with the line of each row for messages.
 
-One parser per format, so that the line a message names is the line that was read.
+Each format has one parser, so that a message names the line that was read.
 """
 
 import csv
@@ -23,7 +23,7 @@ OVERLONG = 100_000  # characters
 
 ARCHIVE_ERRORS = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 
-#: How one kind of file is named.
+#: Suffixes and the formats they stand for.
 KINDS = {
     ".txt": "text",
     ".csv": "csv",
@@ -36,7 +36,7 @@ KINDS = {
 
 
 class CorpusError(ValueError):
-    """Something in the training texts that has to be put right; the message names file and line."""
+    """The texts hold something that the user must correct; the message names file and line."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class RowBatch:
     """Rows as they were read, not yet checked.
 
     Arguments:
-        lines: of each row, its line in its file, or its row number in a table, from 1.
-        cells: per column, the values of these rows.
+        lines: for each row its line in the file, or its row number in a table, from 1.
+        cells: for each column the values of these rows.
     """
 
     lines: Sequence[int]
@@ -53,10 +53,12 @@ class RowBatch:
 
 
 def file_kind(path: Path) -> str:
-    """The format, from the suffix: ``text``, ``csv``, ``tsv``, ``json`` or ``parquet``. ``.gz`` or ``.xz`` may follow.
+    """Return the format that the suffix stands for: ``text``, ``csv``, ``tsv``, ``json`` or ``parquet``.
+
+    ``.gz`` or ``.xz`` may follow the suffix of a text format.
 
     Raises:
-        CorpusError: another suffix.
+        CorpusError: the suffix is unknown.
     """
     stem = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
     kind = KINDS.get(stem.suffix.lower())
@@ -72,7 +74,7 @@ def open_bytes(path: Path) -> Any:
 
 
 def sha256(paths: Iterable[Path]) -> str:
-    """Of the bytes of the files as they lie on disk, one after the other."""
+    """Return the SHA-256 of the concatenated raw files."""
     digest = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as file:
@@ -82,7 +84,7 @@ def sha256(paths: Iterable[Path]) -> str:
 
 
 def undecodable(path: Path) -> CorpusError:
-    """The error for a file that is not UTF-8: finds line and byte."""
+    """Return the error for a file that is not UTF-8, with line and byte."""
     with open_bytes(path) as file:
         for number, line in enumerate(file, 1):
             try:
@@ -98,10 +100,10 @@ def undecodable(path: Path) -> CorpusError:
 
 
 def read_batches(path: Path, columns: Sequence[str]) -> Iterator[RowBatch]:
-    """All rows of a text, csv, tsv or json file.
+    """Yield all rows of a text, csv, tsv or json file.
 
     Raises:
-        CorpusError: not UTF-8, a broken row, a damaged archive.
+        CorpusError: the file is not UTF-8, a row is broken, or the archive is damaged.
     """
     kind = file_kind(path)
     try:
@@ -118,7 +120,7 @@ def read_batches(path: Path, columns: Sequence[str]) -> Iterator[RowBatch]:
 
 
 def _open_text(path: Path, newline: str | None) -> io.TextIOWrapper:
-    """``utf-8-sig`` drops a byte order mark where there is one."""
+    """Open a file as UTF-8; ``utf-8-sig`` drops a byte order mark."""
     return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
 
 
@@ -168,7 +170,7 @@ def _bad_archive(path: Path, error: Exception) -> CorpusError:
 
 
 def _reader(file: Iterable[str], path: Path) -> Any:
-    """Commas with the usual quoting; tabs without any, since a quotation mark in a tsv is one."""
+    """Return a csv reader: with quoting for commas, without for tabs (a quotation mark in a tsv is text)."""
     if file_kind(path) == "tsv":
         return csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
     return csv.reader(file)
@@ -192,7 +194,7 @@ def _json(path: Path, columns: Sequence[str]) -> Iterator[RowBatch]:
 
 
 def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line and object of JSON lines; of one JSON array (read as a whole) the place in it instead of the line."""
+    """Yield (line, object) of JSON lines, or (place, object) of one JSON array, which is read as a whole."""
     with _open_text(path, newline=None) as file:
         start = file.read(1)
         while start.isspace():
@@ -218,7 +220,7 @@ def _json_lines(file: Iterable[str]) -> Iterator[tuple[int, Any]]:
 
 
 def file_columns(path: Path, head: int = 1000) -> dict[str, bool]:
-    """The columns of a file, from its header or first rows, and whether each holds text (not only numbers)."""
+    """Return the columns of a file, from its header or first rows, and for each whether it holds text."""
     kind = file_kind(path)
     if kind == "text":
         return {"text": True}
@@ -244,7 +246,7 @@ def file_columns(path: Path, head: int = 1000) -> dict[str, bool]:
 
 
 def all_numbers(cells: Sequence[str]) -> bool:
-    """Whether there is at least one non-blank cell and all of these are numbers."""
+    """Tell whether there are non-blank cells and all of them are numbers."""
     filled = [cell for cell in cells if cell.strip()]
     return bool(filled) and all(_is_number(cell) for cell in filled)
 
@@ -259,11 +261,11 @@ def _is_number(cell: str) -> bool:
 
 @dataclass
 class Scan:
-    """Checks rows batch by batch: drops blank ones, refuses cells that are no text, counts duplicates and long texts.
+    """Check rows batch by batch: drop blank rows, refuse cells that are not text, count duplicates and long texts.
 
     Arguments:
-        columns: names, for messages.
-        numbers_are_text: False: a column of nothing but numbers is an error (formats that know no types).
+        columns: names of the columns, for messages.
+        numbers_are_text: False: a column of numbers alone is an error (for formats without types).
         hashing: keep a 64-bit hash of each used row, 8 bytes a row, for ``duplicates``.
     """
 
@@ -279,10 +281,10 @@ class Scan:
     _numeric: dict[int, tuple[int, str]] | None = None
 
     def check(self, batch: RowBatch, where: str, unit: str = "line") -> tuple[list[int], list[list[str]]]:
-        """Which rows of the batch are used (their places in it), and their texts per column.
+        """Return the places of the rows that are used, and their texts for each column.
 
         Raises:
-            CorpusError: a cell that is not a string, or not representable in UTF-8.
+            CorpusError: a cell is not a string, or UTF-8 cannot hold it.
         """
         self.rows += len(batch.lines)
         blank: set[int] = set()
@@ -327,24 +329,24 @@ class Scan:
                 del self._numeric[column]
 
     def only_numbers(self, where: str) -> None:
-        """At the end of a file without types.
+        """Check a whole file without types at its end.
 
         Raises:
-            CorpusError: a chosen column held nothing but numbers.
+            CorpusError: a chosen column holds only numbers.
         """
         for column, (line, cell) in (self._numeric or {}).items():
             name = self.columns[column]
             raise CorpusError(f"{where}, line {line}: column {name!r} holds only numbers, not text (here {cell!r})")
 
     def first_occurrences(self) -> np.ndarray:
-        """Places (U,) among the used rows of the first of each distinct row, ascending."""
+        """Return the places (U,), ascending, of the first occurrence of each distinct row among the used rows."""
         if not self._hashes:
             return np.zeros(0, dtype=np.int64)
         return np.sort(np.unique(np.concatenate(self._hashes), return_index=True)[1])
 
 
 def row_hashes(texts: Sequence[Sequence[str]]) -> np.ndarray:
-    """A 64-bit hash of each row, (N,) uint64; the same in every process."""
+    """Return a 64-bit hash of each row, (N,) uint64, the same in every process."""
     joined = texts[0] if len(texts) == 1 else map("\x1f".join, zip(*texts, strict=True))
     blake = hashlib.blake2b
     return np.frombuffer(b"".join([blake(row.encode(), digest_size=8).digest() for row in joined]), dtype="<u8")

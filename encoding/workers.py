@@ -1,4 +1,4 @@
-"""Encoding in several processes, each with the whole model; the order of the texts is kept."""
+"""Encode in several processes that each have the whole model. The order of the texts is kept."""
 
 import multiprocessing
 from collections import deque
@@ -26,16 +26,16 @@ _encoder: ChunkEncoder | None = None  # of a worker process
 
 
 class WorkerPool:
-    """Processes that encode: on CPU they share the cores, with a model on a GPU each has a GPU of its own.
+    """Processes that encode. On CPU they share the cores; with a model on a GPU each has its own GPU.
 
-    They are started afresh (spawn), so a script that uses one needs ``if __name__ == "__main__":``.
+    They are spawned, so a script that uses them needs ``if __name__ == "__main__":``.
 
     Arguments:
-        encoder: its model is shared between the processes, not copied, on CPU.
-        num_workers: processes.
+        encoder: on CPU the processes share the memory of its model.
+        num_workers: number of processes.
 
     Raises:
-        ValueError: fewer than one worker, or more of them than GPUs.
+        ValueError: ``num_workers`` is below 1, or above the number of GPUs.
     """
 
     def __init__(self, encoder: ChunkEncoder, num_workers: int) -> None:
@@ -64,8 +64,9 @@ class WorkerPool:
     def encode_chunks(
         self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object] = lambda rows: None
     ) -> Iterator[tuple[np.ndarray, int]]:
-        """Of each chunk its embeddings (n, H) float32 and how many distinct texts were cut, in order. At most two
-        chunks a process are under way.
+        """Yield each chunk's embeddings (n, H) float32 and the number of its truncated texts, in order.
+
+        Each process has at most two chunks at a time.
 
         Raises:
             RuntimeError: a process died.

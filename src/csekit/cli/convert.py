@@ -13,7 +13,7 @@ def convert(
     checkpoint: Annotated[Path, typer.Argument(help="pytorch_model.bin, .pt, .safetensors, or a folder with one.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder, laid out like a run's.")],
     backbone: Annotated[
-        str, typer.Option("--backbone", help="What it was trained from: its config and tokenizer are taken.")
+        str, typer.Option("--backbone", help="The model it was trained from, for config and tokenizer.")
     ],
     method: Annotated[
         str, typer.Option("--method", help="simcse, informin, infocse, diffcse, msse or joint.")
@@ -22,16 +22,14 @@ def convert(
         str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask; the method's own.")
     ] = None,
     projector_at_inference: Annotated[
-        bool, typer.Option("--projector_at_inference", help="Embeddings behind the head: supervised SimCSE.")
+        bool, typer.Option("--projector_at_inference", help="Embed with the head, as supervised SimCSE does.")
     ] = False,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A field of the config, NAME=VALUE; again for more.")
+        list[str] | None, typer.Option("--set", help="A config field, NAME=VALUE; may be repeated.")
     ] = None,
-    allow_unknown: Annotated[
-        bool, typer.Option("--allow_unknown", help="Leave keys behind whose purpose is not known.")
-    ] = False,
+    allow_unknown: Annotated[bool, typer.Option("--allow_unknown", help="Drop keys of unknown purpose.")] = False,
 ) -> None:
-    """Make a model of the state dict that SimCSE's, DiffCSE's, InfoCSE's or InforMin-CL's own code saved."""
+    """Convert a state dict saved by the code of SimCSE, DiffCSE, InfoCSE or InforMin-CL into a csekit model."""
     with one_line_errors():
         quiet_transformers()
         from csekit.encoding.deploy import check_output
@@ -47,21 +45,21 @@ def convert(
 
 
 def _fields(settings: list[str], method: str) -> dict[str, Any]:
-    """NAME=VALUE pairs, each value as its field's type."""
+    """Parse NAME=VALUE pairs; each value gets the type of its field."""
     from csekit.trainers.scripts.run_arguments import method_fields
 
     types, fields = method_fields(method), {}
     for setting in settings:
         name, sign, value = setting.partition("=")
         if not sign or name not in types:
-            raise ValueError(f"--set wants NAME=VALUE of a field of {method!r}, got {setting!r}")
+            raise ValueError(f"--set must be NAME=VALUE with a field of {method!r}, got {setting!r}")
         kind = types[name]
         fields[name] = value.lower() in ("true", "1") if kind is bool else kind(value)
     return fields
 
 
 def _write(model: Any, report: Any, output: Path, checkpoint: Path, backbone: str) -> str:
-    """Training checkpoint, export where the pooling has a form for it, and ``conversion.json``, all or nothing."""
+    """Write the training checkpoint, the export if the pooling allows one, and ``conversion.json``: all or nothing."""
     from transformers import AutoTokenizer
 
     from csekit.encoding.deploy import whole_folder

@@ -16,7 +16,9 @@ def encode(
     file: Annotated[str, typer.Argument(help="txt, csv, tsv, json, jsonl (also .gz, .xz), or parquet.")],
     model: Model,
     output: Output,
-    column: Annotated[str | None, typer.Option("--column", help="Where several hold text.")] = None,
+    column: Annotated[
+        str | None, typer.Option("--column", help="The column to encode; needed where several hold text.")
+    ] = None,
     pooling: Annotated[
         str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask; for plain encoders.")
     ] = None,
@@ -26,20 +28,26 @@ def encode(
     max_length: Annotated[
         int | None, typer.Option("--max_length", help="Tokens; the model's limit if left out.")
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch_size", help="Rows in a batch at most.")] = 64,
+    batch_size: Annotated[int, typer.Option("--batch_size", help="Largest number of rows in a batch.")] = 64,
     precision: Annotated[str, typer.Option("--precision", help="fp32, bf16, or on CPU int8.")] = "fp32",
-    dtype: Annotated[str, typer.Option("--dtype", help="Of the output: float32 or float16.")] = "float32",
-    num_workers: Annotated[int, typer.Option("--num_workers", help="Processes; with GPUs, one each.")] = 1,
-    shard: Annotated[str, typer.Option("--shard", help="i/n: only the i-th of n parts; see csekit merge.")] = "1/1",
-    chunk_rows: Annotated[int, typer.Option("--chunk_rows", help="Rows between two safe points.")] = 16_384,
+    dtype: Annotated[str, typer.Option("--dtype", help="Type of the output: float32 or float16.")] = "float32",
+    num_workers: Annotated[
+        int, typer.Option("--num_workers", help="Number of processes; with GPUs each has its own.")
+    ] = 1,
+    shard: Annotated[
+        str, typer.Option("--shard", help="i/n encodes only the i-th of n parts; see csekit merge.")
+    ] = "1/1",
+    chunk_rows: Annotated[
+        int, typer.Option("--chunk_rows", help="Rows written at a time; a kill loses at most these.")
+    ] = 16_384,
     engine: Annotated[str, typer.Option("--engine", help="local, or ray (parquet in and out).")] = "local",
     device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, cuda:1; the GPU where there is one.")
+        str | None, typer.Option("--device", help="cpu, cuda or cuda:1; by default the GPU where there is one.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew whatever lies there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew even if an output exists.")] = False,
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
 ) -> None:
-    """Embeddings of every row of a file. Killed, it goes on where it was when it is called again."""
+    """Encode every row of a file. After a kill, the same command continues."""
     loading: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "device": device}
     loading |= {"prompt_template": prompt_template, "batch_size": batch_size}
     common: dict[str, Any] = {"column": column, "num_workers": num_workers, "overwrite": overwrite}
@@ -47,7 +55,7 @@ def encode(
         if engine not in ("local", "ray"):
             raise ValueError(f"--engine must be local or ray, got {engine!r}")
         if engine == "ray" and (shard != "1/1" or dtype != "float32"):
-            raise ValueError("--shard and --dtype are not for --engine ray, which shares the rows out itself")
+            raise ValueError("--shard and --dtype are not for --engine ray, which distributes the rows itself")
         here: dict[str, Any] = {"dtype": dtype, "shard": shard, "chunk_rows": chunk_rows, "progress": progress}
         run = partial(_with_ray, **common) if engine == "ray" else partial(_locally, **common, **here)
         typer.echo(run(file, output, model, precision, loading))
@@ -61,7 +69,6 @@ def _with_ray(file: str, output: Path, model: str, precision: str, loading: dict
 
 
 def _locally(file: str, output: Path, model: str, precision: str, loading: dict[str, Any], **more: Any) -> str:
-
     quiet_transformers()
     from csekit.encoding import encode_file, load_encoder
 
@@ -69,12 +76,12 @@ def _locally(file: str, output: Path, model: str, precision: str, loading: dict[
     encoder.precision = precision
     record = encode_file(encoder, file, output, **more)
     part = "" if more["shard"] == "1/1" else f", shard {more['shard']}"
-    return f"written: {output}{part}, {record['done']:,} rows, {record['truncated']:,} texts cut"
+    return f"written: {output}{part}, {record['done']:,} rows, {record['truncated']:,} texts truncated"
 
 
 def merge(
-    output: Annotated[Path, typer.Argument(help="What the shards were told as --output.")],
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the shards of an array where they are.")] = False,
+    output: Annotated[Path, typer.Argument(help="The --output of the shards.")],
+    keep: Annotated[bool, typer.Option("--keep", help="Do not delete the shards of an array.")] = False,
 ) -> None:
     """Join the shards of csekit encode, after a check that none is missing or unfinished."""
     with one_line_errors():

@@ -12,12 +12,12 @@ def export(
     model: Annotated[str, typer.Argument(help="A run, a training checkpoint, any encoder's folder, or a Hub name.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder.")],
     format: Annotated[str, typer.Option("--format", help="onnx, or sentence-transformers.")] = "onnx",
-    pooled: Annotated[
-        bool, typer.Option("--pooled", help="onnx: sentence_embedding is an output, beside last_hidden_state.")
+    pooled: Annotated[bool, typer.Option("--pooled", help="onnx: add the output sentence_embedding.")] = False,
+    normalize: Annotated[
+        bool, typer.Option("--normalize", help="onnx: scale sentence_embedding to length 1; needs --pooled.")
     ] = False,
-    normalize: Annotated[bool, typer.Option("--normalize", help="onnx: it has length 1.")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="onnx: a second file of 8 bits.")] = False,
-    opset: Annotated[int, typer.Option("--opset", help="onnx: at least 18.")] = 18,
+    int8: Annotated[bool, typer.Option("--int8", help="onnx: also write a file with 8-bit weights.")] = False,
+    opset: Annotated[int, typer.Option("--opset", help="onnx: the opset, at least 18.")] = 18,
     dtype: Annotated[
         str, typer.Option("--dtype", help="sentence-transformers: float32, float16 or bfloat16.")
     ] = "float32",
@@ -28,7 +28,8 @@ def export(
         str | None, typer.Option("--prompt_template", help="With {sentence} and {mask}; for --pooling mask.")
     ] = None,
     data_dir: Annotated[
-        str | None, typer.Option("--data_dir", envvar="CSEKIT_DATA", help="onnx: score every file on its STS-B dev.")
+        str | None,
+        typer.Option("--data_dir", envvar="CSEKIT_DATA", help="onnx: score every file on STS-B dev from here."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
 ) -> None:
@@ -67,7 +68,7 @@ def _dev(data_dir: str | None) -> Any:
 
 
 def _report(output: Path, record: dict[str, Any]) -> list[str]:
-    """What was written and how it fares, in lines."""
+    """Return lines about the files that were written, their checks and scores."""
     lines = [f"written: {output / name}, {info['bytes'] / 1e6:,.1f} MB" for name, info in record["files"].items()]
     check = record["check"]
     shapes = ", ".join(f"{rows} × {tokens}" for rows, tokens in check["batches"])

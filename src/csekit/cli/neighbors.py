@@ -18,26 +18,29 @@ if TYPE_CHECKING:
 def neighbors(
     a: Annotated[str, typer.Argument(help="A model folder, or a name on the Hub.")],
     b: Annotated[str, typer.Argument(help="The model to compare it with.")],
-    corpus: Annotated[Path, typer.Option("--corpus", help="A text file with a sentence a line.")],
-    queries: Annotated[Path | None, typer.Option("--queries", help="A text file with a query a line.")] = None,
-    query: Annotated[list[str] | None, typer.Option("--query", help="A query; may come several times.")] = None,
-    sample: Annotated[int, typer.Option("--sample", help="Queries drawn from the corpus where none are given.")] = 5,
-    seed: Annotated[int, typer.Option("--seed", help="Of that draw.")] = 0,
-    k: Annotated[int, typer.Option("-k", help="Neighbours of each query.")] = 5,
+    corpus: Annotated[Path, typer.Option("--corpus", help="A text file with one sentence on each line.")],
+    queries: Annotated[Path | None, typer.Option("--queries", help="A text file with one query on each line.")] = None,
+    query: Annotated[list[str] | None, typer.Option("--query", help="A query; may be repeated.")] = None,
+    sample: Annotated[
+        int, typer.Option("--sample", help="Number of queries drawn from the corpus if none are given.")
+    ] = 5,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of that draw.")] = 0,
+    k: Annotated[int, typer.Option("-k", help="Number of neighbours of each query.")] = 5,
     keep_equal: Annotated[
-        bool, typer.Option("--keep_equal/--leave_out_equal", help="A sentence equal to the query is a neighbour too.")
+        bool,
+        typer.Option("--keep_equal/--leave_out_equal", help="Count a sentence equal to the query as a neighbour."),
     ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file NAME.json or NAME.tsv.")] = None,
-    pooling_a: Annotated[str | None, typer.Option("--pooling_a", help="Where A is a plain encoder.")] = None,
-    pooling_b: Annotated[str | None, typer.Option("--pooling_b", help="Where B is a plain encoder.")] = None,
+    pooling_a: Annotated[str | None, typer.Option("--pooling_a", help="Pooling of A, for a plain encoder.")] = None,
+    pooling_b: Annotated[str | None, typer.Option("--pooling_b", help="Pooling of B, for a plain encoder.")] = None,
     max_length: Annotated[
         int | None, typer.Option("--max_length", help="Tokens; the model's limit if left out.")
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch_size", help="Rows in a batch at most.")] = 64,
+    batch_size: Annotated[int, typer.Option("--batch_size", help="Largest number of rows in a batch.")] = 64,
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda; the GPU where there is one.")] = None,
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
 ) -> None:
-    """Nearest neighbours of some queries under two encoders, side by side."""
+    """Show the nearest neighbours of queries under two encoders, side by side."""
     with one_line_errors():
         quiet_transformers()
         from csekit.encoding import checksum, load_encoder
@@ -82,7 +85,7 @@ def _queries(path: Path | None, given: list[str] | None, sentences: list[str], s
 
 
 def side_by_side(answer: "QueryNeighbors", names: Sequence[str], width: int) -> str:
-    """The query, and below it a column an encoder: cosine and sentence, a star at those that all found."""
+    """Lay out a query and below it one column for each encoder: cosine and sentence, a star where all found it."""
     shared = answer.shared()
     column = (width - 3 * (len(names) - 1)) // len(names)
     lines = textwrap.wrap(f"Query: {answer.query}", width)

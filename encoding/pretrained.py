@@ -1,0 +1,163 @@
+"""Load models and tokenizers, and refuse those that would give wrong embeddings without an error.
+
+Transformers fills weights that a checkpoint lacks with random numbers, and makes a tokenizer of special tokens alone
+where a folder has none. Both encode without complaint.
+"""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from csekit.modeling.tokenization import sentence_frame, tokenize
+
+#: Rows of the word embeddings without a token that are allowed: vocabularies are padded to a multiple of 64 or 128.
+SPARE_ROWS = 127
+#: Names that one error lists at most.
+NAMED = 5
+
+
+def load_pretrained(auto_class: Any, source: str | Path, **options: Any) -> Any:
+    """Call ``auto_class.from_pretrained`` without its reports on stderr.
+
+    Raises:
+        ValueError: the class cannot load the source; the message names both.
+    """
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # silences the report of heads that nobody asked for
+    try:
+        return auto_class.from_pretrained(str(source), **options)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{source}: {auto_class.__name__} cannot load it: {reason}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+def load_transformer(source: str | Path, **options: Any) -> nn.Module:
+    """Load a plain encoder in float32, without BERT's own pooler where its class can leave it out.
+
+    Raises:
+        ValueError: it cannot be loaded; a weight is missing, has another shape, or holds NaN or infinite values.
+    """
+    options |= {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        model, info = load_pretrained(AutoModel, source, add_pooling_layer=False, **options)
+    except ValueError as error:
+        if not isinstance(error.__cause__, TypeError):
+            raise
+        model, info = load_pretrained(AutoModel, source, **options)  # the class does not know the option
+    _check_weights(source, model, info, unread=("pooler.",))
+    return model
+
+
+def load_checkpoint(source: str | Path) -> Any:
+    """Load a csekit training checkpoint. Weights that only training reads may be missing.
+
+    Raises:
+        ValueError: as for :func:`load_transformer`.
+    """
+    model, info = load_pretrained(AutoModel, source, output_loading_info=True, ignore_mismatched_sizes=True)
+    unread = ["objectives.", "backbone.pooler."]
+    if not getattr(model.config, "projector_at_inference", True):
+        unread.append("projector.")
+    _check_weights(source, model, info, unread)
+    return model
+
+
+def _check_weights(source: str | Path, model: nn.Module, info: dict[str, Any], unread: Iterable[str]) -> None:
+    """Raise ValueError where a weight that inference reads did not come from the checkpoint, or is not finite.
+
+    Arguments:
+        info: what ``output_loading_info=True`` returns.
+        unread: prefixes of the weights that inference does not read.
+    """
+    prefixes, kind = tuple(unread), type(model).__name__
+    if missing := sorted(name for name in info["missing_keys"] if not name.startswith(prefixes)):
+        raise ValueError(
+            f"{source}: the checkpoint lacks {len(missing)} of the weights of {kind}, which would be random: "
+            f"{listed(missing)}"
+        )
+    shapes = {
+        name: f"{name} is {tuple(found)}, not {tuple(wanted)}" for name, found, wanted in info["mismatched_keys"]
+    }
+    if other := sorted(text for name, text in shapes.items() if not name.startswith(prefixes)):
+        raise ValueError(f"{source}: weights do not have the shapes that config.json asks for: {listed(other)}")
+    check_finite_weights(source, model, prefixes)
+
+
+def check_finite_weights(source: str | Path, model: nn.Module, unread: tuple[str, ...] = ()) -> None:
+    """Raise ValueError that names the weights with NaN or infinite values.
+
+    Arguments:
+        unread: prefixes of the weights that inference does not read.
+    """
+    state = model.state_dict()
+    tensors = {name: t for name, t in state.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
+    broken = [name for name, tensor in tensors.items() if not name.startswith(unread) and not tensor.isfinite().all()]
+    if broken:
+        raise ValueError(f"{source}: {len(broken)} weights hold NaN or infinite values: {listed(broken)}")
+
+
+def listed(names: Collection[str]) -> str:
+    """Join the first few of the names with commas."""
+    return ", ".join([*list(names)[:NAMED], *(["…"] if len(names) > NAMED else [])])
+
+
+def load_tokenizer(source: str | Path, rows: int | None, pooling: str | None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of an encoder.
+
+    Arguments:
+        rows: the number of word embeddings of the model, see :func:`embedding_rows`; None: not known.
+        pooling: 'cls' needs a token in front of the sentence.
+
+    Raises:
+        ValueError: it cannot be loaded; its vocabulary is not the model's; it puts no token in front of a sentence,
+            whose first word 'cls' would read.
+    """
+    tokenizer: PreTrainedTokenizerBase = load_pretrained(AutoTokenizer, source)
+    check_vocabulary(source, tokenizer, rows)
+    if pooling == "cls" and not sentence_frame(tokenizer).before:
+        raise ValueError(
+            f"{source}: pooling 'cls' reads the first token, and this tokenizer puts none in front of a sentence: "
+            "the post_processor in tokenizer.json is missing"
+        )
+    return tokenizer
+
+
+def check_vocabulary(source: str | Path, tokenizer: PreTrainedTokenizerBase, rows: int | None) -> None:
+    """Raise ValueError where the tokenizer has tokens without word embeddings or leaves many embeddings without one.
+
+    Tokens that were added to a tokenizer (special tokens among them) may be without an embedding. 127 rows or 1 % of
+    them may be without a token, but never half.
+    """
+    if rows is None:
+        return
+    tokens = len(tokenizer)
+    spare = min(max(SPARE_ROWS, rows // 100), rows // 2)
+    if tokens - rows > len(tokenizer.get_added_vocab()) or rows - tokens > spare:
+        raise ValueError(
+            f"{source}: the tokenizer has {tokens:,} tokens and the model {rows:,} word embeddings: the folder lacks "
+            "its tokenizer, or has another model's"
+        )
+
+
+def embedding_rows(model: Any) -> int | None:
+    """Return the number of word embeddings; None for a model without such a table."""
+    try:
+        table = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    return table.num_embeddings if isinstance(table, nn.Embedding) else None
+
+
+def check_frame(tokenizer: PreTrainedTokenizerBase, source: str | Path, limit: int) -> None:
+    """Raise ValueError where the special tokens that csekit puts around a sentence are not the tokenizer's own."""
+    text = "Two birds, one stone."
+    own, ours = tokenizer(text)["input_ids"], tokenize(tokenizer, [text], limit).input_ids[0]
+    if own[:limit] != ours and len(own) <= limit:
+        raise ValueError(f"{source}: the special tokens of this tokenizer cannot be told from the sentence's own")

@@ -1,0 +1,85 @@
+"""Run a SentenceTransformer whose modules csekit does not have through sentence-transformers itself."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from csekit.encoding.encoder import TextEncoder
+from csekit.encoding.fast_cpu import fast_inference
+from csekit.encoding.folders import model_name, read_modules
+from csekit.encoding.pretrained import check_finite_weights, check_vocabulary, embedding_rows, load_transformer
+
+
+class SentenceTransformerEncoder(TextEncoder):
+    """A SentenceTransformer whose modules only sentence-transformers can run.
+
+    Arguments:
+        model: the ``SentenceTransformer``.
+        name: as for ``TextEncoder``.
+        batch_size: rows in a batch.
+    """
+
+    def __init__(self, model: Any, name: str, batch_size: int) -> None:
+        self.model: Any = model
+        self.tokenizer = model.tokenizer
+        self.name = name
+        self.pooling = None
+        self.max_length = model.max_seq_length
+        self.batch_size = batch_size
+        self.prompt_template = None
+        self.lowercase = False
+        self.precision = "fp32"
+        self.truncated = 0
+
+    def embedded(
+        self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object] = lambda rows: None
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        for texts in chunks:
+            distinct = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+            with fast_inference(self.model, self.precision):
+                rows_dH = self.model.encode(list(distinct), batch_size=self.batch_size, show_progress_bar=False)
+            advance(len(distinct))
+            yield np.asarray(rows_dH, dtype=np.float32)[[distinct[text] for text in texts]], self._cut(list(distinct))
+
+    def _cut(self, distinct: list[str]) -> int:
+        """Count the texts that exceed the length limit."""
+        tokenizer: Any = self.tokenizer
+        if self.max_length is None or not hasattr(tokenizer, "model_max_length"):
+            return 0
+        ids = tokenizer(distinct, truncation=False, verbose=False)["input_ids"]
+        return sum(len(row) > self.max_length for row in ids)
+
+
+def load_sentence_transformer(
+    source: str | Path, folder: Path, why: str, max_length: int | None, batch_size: int
+) -> SentenceTransformerEncoder:
+    """Load a SentenceTransformer on CPU.
+
+    Arguments:
+        folder: its small files, see ``folders.metadata_folder``.
+        why: the modules that csekit cannot run, for messages.
+
+    Raises:
+        ImportError: sentence-transformers is not installed.
+        ValueError: sentence-transformers cannot load it; a weight is missing or not finite; the vocabulary is not the
+            model's.
+    """
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ImportError(f"{source}: {why} need sentence-transformers: pip install 'csekit[st]'") from error
+    try:
+        model = SentenceTransformer(str(source), device="cpu")
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{source}: sentence-transformers cannot load it: {reason}") from error
+    transformer = getattr(model[0], "auto_model", None)
+    if transformer is not None:
+        load_transformer(folder / read_modules(folder)[0]["path"])  # it checks what sentence-transformers does not
+        check_vocabulary(source, model.tokenizer, embedding_rows(transformer))
+    check_finite_weights(source, model)
+    if max_length is not None:
+        model.max_seq_length = max_length
+    return SentenceTransformerEncoder(model, model_name(source), batch_size)
