@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModel
 
+from csekit.encoding.imports import import_hint
 from csekit.modeling.export import TEMPLATE_POOLING
 
 _ST_POOLINGS = {
@@ -71,7 +72,7 @@ def load_pretrained(auto_class: Any, source: str | Path, **kwargs: Any) -> Any:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"{source}: {auto_class.__name__} cannot load it: {reason}") from error
+        raise ValueError(f"{source}: {auto_class.__name__} cannot load it: {reason}{import_hint(source)}") from error
 
 
 def load_transformer(source: str | Path) -> nn.Module:

@@ -14,7 +14,7 @@ from csekit.evaluation.results import read_results
 from csekit.modeling import METHODS
 from csekit.trainers.hub.card_scores import SUITES, dev_table, suite_tables
 
-#: In the repository beside this folder, in a wheel too.
+#: In the repository beside the rooms, in a wheel beside the subpackages.
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"
 #: Around the part of a card that says how to load the model.
 _USE, _END_USE = "<!-- use -->", "<!-- end use -->"
@@ -124,6 +124,7 @@ def render_card(results: Mapping[str, Any], name: str, options: CardOptions = Ca
             exported=config["pooling"] in ("cls", "mean", "mask"),
             projected=config.get("projector_at_inference", False),
             embeddings="\n".join(_embeddings(config)),
+            imports=results.get("imports", []),
             suites=suites,
             overlap=_overlap(results),
             languages=", ".join(options.language),

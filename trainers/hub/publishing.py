@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer
 
 from csekit import modeling
-from csekit.modeling import METHODS
+from csekit.modeling import METHODS, OBJECTIVES
 from csekit.modeling.custom_code import export_with_code
 from csekit.trainers.base_trainer import TRAINING_FOLDER
 from csekit.trainers.hub.card import with_code_section
@@ -221,6 +221,13 @@ def custom_code_files(run: Path, scratch: Path) -> dict[str, Path]:
     training = run / TRAINING_FOLDER
     method = read_method(training)
     check_weights(training)
+    for objective in read_json(training / "config.json", "of the training checkpoint").get("objectives") or []:
+        kind = OBJECTIVES.get(objective["name"])
+        if kind is None or kind.__module__.split(".")[0] != "csekit":
+            raise ValueError(
+                f"{training}: custom code holds objectives of csekit only, got {objective['name']!r}; publish the plain "
+                "export, without --custom_code"
+            )
     card = _present(run / "README.md", "the model card; write it with: csekit card").read_text(encoding="utf-8")
     model, tokenizer = METHODS[method].from_pretrained(training), AutoTokenizer.from_pretrained(training)
     try:

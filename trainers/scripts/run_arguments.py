@@ -17,9 +17,10 @@ import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
+from csekit.encoding.imports import import_hint, import_modules
 from csekit.evaluation.transfer_data import resolve_transfer
 from csekit.modeling import METHODS, OBJECTIVES, CSEConfig
-from csekit.trainers.arguments import CSETrainingArguments
+from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
 
 
 @dataclass
@@ -52,6 +53,15 @@ class RunArguments(CorpusArguments):
     """What to train, on what, and what to score."""
 
     method: str = field(default="simcse", metadata={"help": f"One of {', '.join(METHODS)}."})
+    imports: list[str] | None = field(
+        default=None,
+        metadata={
+            "aliases": ["--import"],
+            "action": "extend",
+            "help": "Modules that register objectives of your own, from the working directory or installed. In a "
+            "preset 'import'; those of preset and command line add up.",
+        },
+    )
     streaming: bool = field(default=False, metadata={"help": "Read the corpus as a stream; needs --max_steps."})
     train_fraction: float | None = field(
         default=None,
@@ -127,7 +137,10 @@ def method_fields(method: str, objectives: list[str] | None = None) -> dict[str,
         raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
     unknown = sorted(set(objectives or []) - set(OBJECTIVES))
     if unknown:
-        raise ValueError(f"objectives must be among {', '.join(map(repr, OBJECTIVES))}, got {unknown[0]!r}")
+        raise ValueError(
+            f"objectives must be among {', '.join(map(repr, OBJECTIVES))}, got {unknown[0]!r}; --import my_module adds "
+            "those that a module registers"
+        )
     config = METHODS[method].config_class
     skipped = {"model_type", "sub_configs", "encoder_config", "objectives", "prompt_mask_offset"}
     own = {name: _plain_type(kind) for name, kind in CSEConfig.__annotations__.items() if name not in skipped}
@@ -150,6 +163,38 @@ def read_preset(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: a preset is a mapping of names to values, got {type(content).__name__}")
     return content
+
+
+def _imports(argv: Sequence[str], preset: dict[str, Any]) -> list[str]:
+    """The modules that preset and words name, each once."""
+    given = preset.get("imports") or []
+    named = [given] if isinstance(given, str) else given
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise ValueError(f"import must be the name of a module, or a list of them, got {given!r}")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--import", "--imports", dest="imports", nargs="*", action="extend", default=named)
+    return list(dict.fromkeys(parser.parse_known_args(list(argv))[0].imports))
+
+
+def check_imports(imports: Sequence[str], objectives: Sequence[str]) -> None:
+    """Refuse modules that were imported for nothing.
+
+    Arguments:
+        imports: the modules, which are imported.
+        objectives: those of the run.
+
+    Raises:
+        ValueError: no objective of the run is one of the user's own.
+    """
+    own = [name for name, kind in OBJECTIVES.items() if kind.__module__.split(".")[0] != "csekit"]
+    if set(own) & set(objectives):
+        return
+    told = f"--import {' '.join(imports)}"
+    if not own:
+        raise ValueError(f"{told}: no objective was registered, which register_objective(MyObjective) does")
+    raise ValueError(
+        f"{told}: the run names none of the registered objectives, {', '.join(map(repr, own))}: add --{own[0]}_weight"
+    )
 
 
 def _early(argv: Sequence[str], preset: dict[str, Any]) -> tuple[str, list[str] | None]:
@@ -232,6 +277,8 @@ def parse_arguments(
     config_path = early.parse_known_args(argv)[0].config
     try:
         preset = dict(defaults or {}) | (read_preset(config_path) if config_path else {})
+        if "import" in preset:  # a keyword of Python, so no field can have this name
+            preset["imports"] = preset.pop("import")
         more = extra(argv, preset) if extra is not None else None
         parser = build_parser(kinds, more)
         known = {action.dest for action in parser._actions} - {"help", "config"}
@@ -273,22 +320,37 @@ def parse_run_arguments(
     return run, args, own
 
 
+def _output_dir(argv: Sequence[str], preset: dict[str, Any]) -> str:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--output_dir", default=preset.get("output_dir", RunTrainingArguments.output_dir))
+    return str(parser.parse_known_args(list(argv))[0].output_dir)
+
+
 def _method_extra(argv: Sequence[str], preset: dict[str, Any]) -> ExtraFields:
-    """The config fields of the method that words and preset name."""
+    """The config fields of the method that words and preset name, after the imports, which may register objectives."""
+    imports = _imports(argv, preset)
+    import_modules(imports)
     method, objectives = _early(argv, preset)
+    needed = import_hint(_output_dir(argv, preset))
     taken = {f.name for kind in (RunArguments, CSETrainingArguments) for f in fields(kind)}
-    own = {name: kind for name, kind in method_fields(method, objectives).items() if name not in taken}
+    try:
+        own = {name: kind for name, kind in method_fields(method, objectives).items() if name not in taken}
+    except ValueError as error:
+        raise ValueError(f"{error}{needed}") from None
     config = METHODS[method].config_class
+    if imports and not {"-h", "--help"} & set(argv):
+        check_imports(imports, [o.name for o in config.default_objectives()] if objectives is None else objectives)
     if config is CSEConfig:
         own["objectives"] = list
 
     def hint(name: str) -> str:
+        """What to say of an unknown name."""
         for objective, kind in OBJECTIVES.items():
             if name.removeprefix(f"{objective}_") in kind.config_class.field_names() and name.startswith(objective):
                 return (
                     f" for method {method!r}; {objective!r} is not among its objectives, --{objective}_weight adds it"
                 )
-        return f" for method {method!r}"
+        return f" for method {method!r}{needed}"
 
     return ExtraFields(f"fields of {config.__name__}", own, ("objectives",), hint)
 

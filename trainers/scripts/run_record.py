@@ -1,6 +1,7 @@
 """The record of a run: its settings, its scores over the steps and its log as plain values."""
 
 import os
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,13 @@ def positives_of(trainer: Any) -> str:
     return {2: "pairs", 3: "triplets"}.get(columns) or trainer.args.augmentation.replace("none", "dropout")
 
 
+def own_modules(trainer: Any) -> list[str]:
+    """The modules outside csekit that define objectives of the model; that of a script by the script's name."""
+    names = {type(objective).__module__ for objective in trainer.model.auxiliaries()}
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "__main__").stem
+    return sorted(script if name == "__main__" else name for name in names if name.split(".")[0] != "csekit")
+
+
 def trainer_results(trainer: Any) -> dict[str, Any]:
     """What a trainer itself knows of its run, as plain values; ``dev.after`` are the scores of the step that was kept,
     as they were in training."""
@@ -69,6 +77,7 @@ def trainer_results(trainer: Any) -> dict[str, Any]:
     kept = {name: value for name, value in config.items() if name not in ("encoder_config", "transformers_version")}
     kept["objectives"] = [without_folders(objective) for objective in kept.get("objectives", [])]
     encoder = trainer.model.config.encoder_config
+    imports = own_modules(trainer)
     step = trainer.state.best_global_step if metric else trainer.state.global_step
     kept_scores = next((entry for entry in evaluations if entry["step"] == step), {})
     return {
@@ -89,4 +98,4 @@ def trainer_results(trainer: Any) -> dict[str, Any]:
         },
         "test": None,
         "log": log,
-    }
+    } | ({"imports": imports} if imports else {})

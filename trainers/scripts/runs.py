@@ -239,7 +239,7 @@ def run_results(
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     """The results of a run as plain values: setting, scores before and after, versions, time."""
-    known = trainer_results(trainer)
+    known = trainer_results(trainer) | ({"imports": run.imports} if run.imports else {})
     return known | {
         "method": run.method,
         "backbone": Path(str(run.model_name_or_path)).name,
