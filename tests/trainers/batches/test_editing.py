@@ -7,7 +7,15 @@ import torch
 from csekit.modeling.objectives import EditSpec, MaskingSpec
 from csekit.trainers.batches.collator import CSECollator
 from csekit.trainers.batches.editing import EDITED, edited_copy
-from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, choose, disguise, fold_in, masked_copy, unit
+from csekit.trainers.batches.masking import (
+    MaskingVocabulary,
+    check_spec,
+    choose,
+    fold_in,
+    masked_copy,
+    replacement_ids,
+    unit,
+)
 
 MASK, PAD, CLS, SEP, INNER = 4, 0, 2, 3, 50
 DRAWS = {"seed": 42, "epoch": 1, "name": "rtd"}
@@ -50,7 +58,7 @@ def naive(ids, maskable, lengths, spec, vocabulary, view, max_length):
                 continue
             own = maskable[n, t] and not vocabulary.special[token]
             behind = t > 0 and maskable[n, t - 1] and not maskable[n, t] and spec.operation in ("delete", "all")
-            new = disguise(np.array([token]), key, spec, vocabulary)[0] if operation == "replace" else token
+            new = replacement_ids(np.array([token]), key, spec, vocabulary)[0] if operation == "replace" else token
             original = EDITED if bereft else token
             units.append((new, original, operation == "replace", own, own or behind, maskable[n, t]))
             bereft = False

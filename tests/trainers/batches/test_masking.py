@@ -58,11 +58,11 @@ def naive_masked_copy(ids, maskable, spec, vocabulary, seed, epoch, index, view,
                 continue
             positions.append(n * len(row) + place)
             labels.append(token)
-            fate = naive_unit(naive_mix(key ^ 2 * 0x9E3779B97F4A7C15 % WORD))
+            kind = naive_unit(naive_mix(key ^ 2 * 0x9E3779B97F4A7C15 % WORD))
             draw = naive_unit(naive_mix(key ^ 3 * 0x9E3779B97F4A7C15 % WORD))
-            if fate < spec.mask_share:
+            if kind < spec.mask_share:
                 row[place] = vocabulary.mask_id
-            elif fate < spec.mask_share + spec.random_share:
+            elif kind < spec.mask_share + spec.random_share:
                 row[place] = int(vocabulary.ordinary[int(draw * len(vocabulary.ordinary))])
     return copies, positions, labels
 

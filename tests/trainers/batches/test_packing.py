@@ -155,8 +155,8 @@ def test_sentences_are_what_stands_between_special_tokens(
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        ([], {}, "the 0 texts hold no token"),
-        (["", " "], {}, "the 2 texts hold no token"),
+        ([], {}, "texts must hold at least one token, got none in 0 texts"),
+        (["", " "], {}, "texts must hold at least one token, got none in 2 texts"),
         (["a"], {"block_length": 2}, "block_length must be at least 3, got 2"),
     ],
 )

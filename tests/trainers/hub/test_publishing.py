@@ -218,7 +218,7 @@ def test_a_branch_and_a_proposal(hub: Any, worker: Worker, run: Path) -> None:
         (Fault("POST .*/preupload/", "cut", 100), "connection was lost"),
         (Fault("POST .*/commit/", "cut"), "connection was lost"),
         (Fault("POST /api/repos/create", "cut"), "connection was lost"),
-        (Fault("PUT /lfs/", 507), "507, the Hub has no room"),
+        (Fault("PUT /lfs/", 507), "507, the Hub has no storage"),
         (Fault("POST .*/commit/", 403), "403, the token may not write there"),
         (Fault("POST .*/commit/", 412), "412, the repository was changed"),
         (Fault("POST .*/preupload/", 500, 100), "500, the Hub failed"),
@@ -329,7 +329,7 @@ def test_what_else_is_refused_before_anything_is_sent(hub: Any, worker: Worker, 
     assert "name the run's folder" in worker.push(run / "training", "me/x").errors
     weights = (run / "model.safetensors").read_bytes()
     (run / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    assert "model.safetensors is not whole" in worker.push(run, "me/x").errors
+    assert "model.safetensors is truncated" in worker.push(run, "me/x").errors
     (run / "model.safetensors").write_bytes(weights)
     shutil.rmtree(run / "training")
     assert "leave it out with --no_training" in worker.push(run, "me/x").errors
