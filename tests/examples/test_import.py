@@ -135,6 +135,18 @@ def test_a_command_loads_the_checkpoint(run: Path, here: None) -> None:
     np.testing.assert_allclose(np.load("own.npy"), load_encoder(run).encode(texts), atol=1e-6)
 
 
+@pytest.mark.data
+def test_the_checkpoint_is_scored_as_its_export(run: Path, here: None, data_dir: Path) -> None:
+    scores = []
+    for model, more in ((run, []), (run / "training", ["--import", "my_terms"])):
+        words = ["eval", str(model), "--tasks", "dev", "--data_dir", str(data_dir), "--no_progress", *more]
+        done = CliRunner().invoke(csekit, [*words, "--output", f"{model.name}.json"])
+        assert done.exit_code == 0, done.output
+        tasks = json.loads(Path(f"{model.name}.json").read_text(encoding="utf-8"))["dev"]["tasks"]
+        scores.append({name: task["all"] for name, task in tasks.items()})
+    assert scores[0] == pytest.approx(scores[1], abs=1e-2)
+
+
 def test_a_command_refuses_what_it_cannot_import(folder: Path, here: None) -> None:
     words = ["encode", "texts.txt", "--model", "tiny-bert", "--output", "none.npy"]
     done = CliRunner().invoke(csekit, [*words, "--import", "nowhere"])

@@ -176,5 +176,5 @@ def test_a_block_needs_a_first_token(tokenizers: dict[str, PreTrainedTokenizerFa
 
     bare = PreTrainedTokenizerFast(tokenizer_object=tokenizers["wordpiece"].backend_tokenizer, mask_token="[MASK]")
     bare.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
-    with pytest.raises(ValueError, match="must put a token such as .* in front of a text"):
+    with pytest.raises(ValueError, match=r"must put a token such as .* in front of a text"):
         pack(["a dog"], bare)

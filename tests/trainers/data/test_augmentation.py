@@ -229,7 +229,7 @@ def test_texts_without_words_are_told(tmp_path: Path, caplog: pytest.LogCaptureF
         return load_corpus(tmp_path / name, cache_dir=tmp_path)
 
     shuffle = make_augmentation("shuffle")
-    with pytest.raises(ValueError, match=r"100% of 3 texts of zh.txt are a single word .*segment a language without spaces"):
+    with pytest.raises(ValueError, match=r"100% of 3 texts of zh.txt are a single word"):
         check_augmentation(shuffle, corpus("zh.txt", ["今天天气很好。", "他在弹吉他。", "猫"]))
     check_augmentation(shuffle, corpus("some.txt", ["one", "two", "three words here", "and four of them"]))
     assert "50% of 4 texts of some.txt are a single word" in caplog.text
