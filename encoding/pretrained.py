@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from csekit.encoding.imports import import_hint
 from csekit.modeling.tokenization import sentence_frame, tokenize
 
 #: Rows of the word embeddings without a token that are allowed: vocabularies are padded to a multiple of 64 or 128.
@@ -33,7 +34,7 @@ def load_pretrained(auto_class: Any, source: str | Path, **options: Any) -> Any:
         return auto_class.from_pretrained(str(source), **options)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"{source}: {auto_class.__name__} cannot load it: {reason}") from error
+        raise ValueError(f"{source}: {auto_class.__name__} cannot load it: {reason}{import_hint(source)}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
 

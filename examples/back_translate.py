@@ -5,9 +5,9 @@
         --backward Helsinki-NLP/opus-mt-fr-en
     python examples/run_unsup.py --train_file pairs.tsv …
 
-The output has the columns sent0 (the sentence) and sent1 (its back-translation); `pairs.tsv.json` says how it was
-made. Repeated sentences are translated once. The same command goes on after a kill: finished blocks lie in
-`pairs.tsv.parts` until the end. bf16 on a GPU. Marian models need `pip install csekit[translation]`.
+The output has the columns sent0 (the sentence) and sent1 (its back-translation); `pairs.tsv.json` holds the settings.
+Repeated sentences are translated once. After a kill, the same command continues: finished blocks are in
+`pairs.tsv.parts` until the end. On a GPU it uses bf16. Marian models need `pip install csekit[translation]`.
 """
 
 import argparse
@@ -24,19 +24,23 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", help=".txt (a sentence a line), .csv, .tsv, .json, .jsonl or .parquet")
     parser.add_argument("pairs", type=Path, help="the .tsv or .csv file to write")
-    parser.add_argument("--column", help="of the corpus, where it has several")
+    parser.add_argument("--column", help="column of the corpus, if it has several")
     parser.add_argument("--max_samples", type=int, help="use only the first rows of the corpus")
     parser.add_argument("--forward", default=BackTranslation.forward, help="translation model, Hub id or folder")
-    parser.add_argument("--backward", default=BackTranslation.backward, help="its way back")
+    parser.add_argument("--backward", default=BackTranslation.backward, help="translation model of the way back")
     parser.add_argument("--languages", nargs=2, metavar="CODE", help="for multilingual models: eng_Latn deu_Latn")
-    parser.add_argument("--prefixes", nargs=2, default=("", ""), metavar="TEXT", help="in front of the inputs")
+    parser.add_argument("--prefixes", nargs=2, default=("", ""), metavar="TEXT", help="texts in front of the inputs")
     parser.add_argument("--batch_size", type=int, default=BackTranslation.batch_size)
-    parser.add_argument("--num_beams", type=int, help="default: what the models say themselves")
-    parser.add_argument("--max_length", type=int, default=BackTranslation.max_length, help="longer ones are left out")
-    parser.add_argument("--block_size", type=int, default=BackTranslation.block_size, help="sentences kept at a time")
+    parser.add_argument("--num_beams", type=int, help="default: that of the models")
+    parser.add_argument(
+        "--max_length", type=int, default=BackTranslation.max_length, help="tokens; longer sentences are left out"
+    )
+    parser.add_argument("--block_size", type=int, default=BackTranslation.block_size, help="sentences of a block")
     parser.add_argument("--ratios", type=float, nargs=2, default=(0.5, 2.0), metavar=("LEAST", "MOST"),
-                        help="back-translations of another relative length are left out")  # fmt: skip
-    parser.add_argument("--drop_identical", action="store_true", help="leave out those that are the sentence itself")
+                        help="leave out back-translations of another relative length")  # fmt: skip
+    parser.add_argument(
+        "--drop_identical", action="store_true", help="leave out back-translations that equal the sentence"
+    )
     return parser.parse_args()
 
 

@@ -1,14 +1,14 @@
-"""Pre-train an encoder: stage 1 of InfoCSE, or a plain masked LM, from a checkpoint or from nothing.
+"""Pre-train an encoder, new or from a checkpoint: stage 1 of InfoCSE, or a plain masked LM.
 
     python examples/run_pretrain.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --output_dir runs/stage1                              # stage 1: encoder and head that InfoCSE starts from
     python examples/run_pretrain.py --config examples/configs/pretraining/mlm-small-cpu.yaml \
-        --train_file sentences.txt --output_dir runs/my-bert  # tokenizer and small BERT from nothing, on a CPU
+        --train_file sentences.txt --output_dir runs/my-bert  # a new tokenizer and a small new BERT, on a CPU
 
 `--help` lists every argument with its default. The root of `--output_dir` becomes the checkpoint: a plain masked LM
 that AutoModel loads, its tokenizer, and with `--objective condenser` the auxiliary head in a subfolder. `training/`
-is what `--resume_from_checkpoint True` continues from, `results.json` what was measured. A folder that holds a run
-already is refused unless `--overwrite` is given. SIGTERM saves and ends with 143.
+holds the checkpoints for `--resume_from_checkpoint True`, `results.json` the measurements. The script refuses a folder
+that holds a run unless you give `--overwrite`. On SIGTERM it saves a checkpoint and ends with status 143.
 """
 
 import sys

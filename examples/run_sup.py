@@ -4,11 +4,11 @@
         --columns sent0 sent1 hard_neg --data_dir SentEval/data --output_dir runs/my-encoder
     accelerate launch examples/run_sup.py --config examples/configs/simcse-bert-base-supervised.yaml --train_file …
 
-All methods and arguments of run_unsup.py, and what it leaves; other defaults (SimCSE's for labelled data): 512 rows a
-step, learning rate 5e-5, 3 epochs, and the projector stays at test time, exported as `2_Dense`
+It has the methods and arguments of run_unsup.py and writes the same folder. Its defaults are SimCSE's for labelled
+data: 512 rows per step, learning rate 5e-5, 3 epochs, and the projector is kept at test time and exported as `2_Dense`
 (`--projector_at_inference False` leaves it out). `--hard_negative_weight w` adds w to the logit of a row's own hard
-negative. Training rows that hold a sentence of an evaluation set are counted in `results.json`; `--filter_overlap`
-leaves them out.
+negative. `results.json` counts training rows that hold a sentence of an evaluation set; `--filter_overlap` leaves them
+out.
 """
 
 import sys

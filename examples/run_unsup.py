@@ -1,13 +1,14 @@
 """Train a sentence encoder without labels: from a text file to a folder that AutoModel and SentenceTransformer load.
 
-    python examples/run_unsup.py                                            # embedded demo, downloads nothing
+    python examples/run_unsup.py                                            # demo, no download
     accelerate launch examples/run_unsup.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --data_dir SentEval/data --output_dir runs/my-encoder               # SimCSE, best by STS-B dev
     accelerate launch examples/run_unsup.py --config examples/configs/informin-bert-base.yaml --train_file …
 
-`--help` lists every argument with its default. The root of `--output_dir` becomes the exported encoder, `training/`
-what `--resume_from_checkpoint True` continues from, `results.json` what was measured. A folder that holds a run
-already is refused unless `--overwrite` is given. SIGTERM saves and ends with 143.
+`--help` lists every argument with its default. The root of `--output_dir` becomes the exported encoder; `training/`
+holds the checkpoints for `--resume_from_checkpoint True`, `results.json` the measurements. The script refuses a folder
+that holds a run unless you give `--overwrite`. On SIGTERM it saves a checkpoint and ends with status 143.
+`--import my_module` imports a module first, which registers objectives of your own (docs/extend.md).
 """
 
 import sys
@@ -26,9 +27,9 @@ REAL_RUN = """For a real run:
 def main() -> int:
     started = time.monotonic()
     run, args, fields = parse_run_arguments()
-    if demo := run.is_empty:  # no encoder and no corpus named: the embedded default
+    if demo := run.is_empty:  # no encoder and no corpus named: the demo
         run, args, fields = parse_run_arguments(defaults=DEMO)
-        run.overwrite |= args.output_dir == DEMO["output_dir"]  # the demo's own folder can be made again
+        run.overwrite |= args.output_dir == DEMO["output_dir"]  # the demo replaces its own earlier run
 
     with one_line_errors():
         check_output_dir(run, args)

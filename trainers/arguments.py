@@ -10,19 +10,19 @@ from csekit.trainers.data.augmentation import make_augmentation
 
 @dataclass
 class RunTrainingArguments(TrainingArguments):
-    """``TrainingArguments`` as every training here wants them. ``output_dir`` is the run's folder: its root becomes
-    the exported model, ``training/`` holds checkpoints and trainer state.
+    """Transformers' ``TrainingArguments`` with the defaults that all trainings of csekit share. ``output_dir`` is the
+    run's folder: its root becomes the exported model, ``training/`` holds checkpoints and trainer state.
 
     Defaults that differ, and why:
 
-    - evaluation and checkpoint at the same steps and after the last one, best and last kept (``save_total_limit`` 2);
-      ``save_steps`` follows ``eval_steps``.
-    - ``logging_steps`` 25, ``logging_nan_inf_filter`` off: the filter waits for the device at every step; a loss that
-      is not finite is found when it is logged, and stops the run.
-    - ``hub_strategy`` end: a run is published once and whole (``push_to_hub``), in one commit.
-    - ``remove_unused_columns`` off (the collator reads rows as they are), ``ddp_find_unused_parameters`` off (there
-      are none), no dispatching of batches (positions of masked tokens cannot be sliced over processes), ``use_cpu``
-      where there is no accelerator (bf16 on CPU asks for it).
+    - Evaluation and checkpoints happen at the same steps and after the last step (``save_steps`` follows
+      ``eval_steps``); the best and the last checkpoint are kept (``save_total_limit`` 2).
+    - ``logging_steps`` is 25. ``logging_nan_inf_filter`` is off, since the filter synchronises with the device at
+      every step; the trainer checks losses when it logs them and stops the run if one is not finite.
+    - ``hub_strategy`` is ``end``: ``push_to_hub`` publishes the whole run once, in one commit.
+    - ``remove_unused_columns`` is off: the collator reads the rows unchanged. ``ddp_find_unused_parameters`` is off:
+      every parameter is used. Batches are not dispatched: the positions of masked tokens cannot be sliced over
+      processes. ``use_cpu`` is on if there is no accelerator: bf16 on CPU needs it.
     """
 
     output_dir: str = field(default="runs/csekit", metadata={"help": "The run's folder."})
@@ -34,12 +34,15 @@ class RunTrainingArguments(TrainingArguments):
     )  # type: ignore[assignment]
     save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept: the best and the last."})
     logging_steps: float = field(default=25, metadata={"help": "Steps between log entries, each their average."})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Would wait for the device at every step."})
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Off: the filter synchronises with the device at every step."}
+    )
     remove_unused_columns: bool = field(default=False, metadata={"help": "The collator reads rows as they are."})
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter is used."})
-    hub_strategy: str = field(default="end", metadata={"help": "What is published when: the whole run, at the end."})
+    hub_strategy: str = field(default="end", metadata={"help": "Must be end: the whole run is published at the end."})
     accelerator_config: dict | str | None = field(  # type: ignore[type-arg]
-        default_factory=lambda: {"dispatch_batches": False}, metadata={"help": "As in Transformers."}
+        default_factory=lambda: {"dispatch_batches": False},
+        metadata={"help": "Options of accelerate; batches are not dispatched."},
     )
 
     def __post_init__(self) -> None:
@@ -53,24 +56,26 @@ class RunTrainingArguments(TrainingArguments):
 
 @dataclass
 class CSETrainingArguments(RunTrainingArguments):
-    """Arguments of contrastive training: :class:`RunTrainingArguments` with fields of its own and SimCSE's settings.
+    """Arguments of contrastive training: :class:`RunTrainingArguments` with further fields and SimCSE's settings.
 
     Defaults that differ from those of Transformers, and why:
 
-    - ``learning_rate`` 3e-5, ``per_device_train_batch_size`` 64, ``num_train_epochs`` 1: SimCSE's BERT-base setting;
-      linear decay, no warm-up, no weight decay, clipping at 1.0 and seed 42 are Transformers' defaults already.
-    - evaluation every 125 steps, the best by STS-B dev restored at the end: the papers' selection.
-    - ``do_predict``: the test sets are scored once, at the end. A search over settings turns it off.
-    - ``bf16_full_eval``, off as in Transformers, embeds the dev set in bf16: faster, and Spearman differs by some
-      hundredths. Test sets are scored in float32 all the same.
-    - ``torch_compile``, off as in Transformers, compiles the encoders' layers and not the whole model: once, for
-      batches of every length.
+    - ``learning_rate`` 3e-5, ``per_device_train_batch_size`` 64, ``num_train_epochs`` 1 are SimCSE's BERT-base
+      setting. Its linear decay, no warm-up, no weight decay, clipping at 1.0 and seed 42 are Transformers' defaults.
+    - The dev set is scored every 125 steps and the best checkpoint is restored at the end, as in the papers.
+    - ``do_predict`` is on: the test sets are scored once, at the end. Turn it off in a search over settings.
+
+    Two arguments of Transformers work differently:
+
+    - ``bf16_full_eval`` embeds the dev set in bf16, which is faster and changes Spearman (×100) by some hundredths.
+      Test sets are always scored in float32.
+    - ``torch_compile`` compiles the encoders' layers instead of the whole model: once, for batches of all lengths.
     """
 
     max_seq_length: int = field(default=32, metadata={"help": "Tokens of a training sentence, special ones included."})
     label_free_samples: int = field(
         default=256,
-        metadata={"help": "Training sentences that the label-free criteria are computed on; 0: none."},
+        metadata={"help": "Number of training sentences for the label-free criteria; 0: none."},
     )
     geometry: bool = field(
         default=False,
@@ -86,13 +91,14 @@ class CSETrainingArguments(RunTrainingArguments):
         },
     )
     augmentation_rate: float | None = field(
-        default=None, metadata={"help": "Share of the words that this changes; default: 0.2, of a shuffle 1."}
+        default=None,
+        metadata={"help": "Share of the words that the augmentation changes; default: 0.2, for shuffle 1."},
     )
     cache_chunk_size: int = field(
         default=0,
         metadata={
-            "help": "Texts that a network sees at once, for batches that do not fit: the same loss and gradient in "
-            "less memory, for about a third more time. 0: all of the batch."
+            "help": "Texts that a network processes at once, for batches that do not fit in memory: same loss and "
+            "gradient, less memory, about a third more time. 0: the whole batch."
         },
     )
 
@@ -105,7 +111,8 @@ class CSETrainingArguments(RunTrainingArguments):
         default=None,
         metadata={
             "help": "stsb_spearman, dev_spearman, transfer_accuracy, or one without labels: alignment, uniformity, "
-            "effective_rank. Default: what the dev set or the transfer tasks give, else the last checkpoint is kept."
+            "effective_rank. Default: the score of the transfer tasks or the dev set; without both, the last "
+            "checkpoint is kept."
         },
     )
 
@@ -116,21 +123,23 @@ class CSETrainingArguments(RunTrainingArguments):
             raise ValueError(f"label_free_samples must be 0 or at least 2, got {self.label_free_samples}")
         if self.cache_chunk_size < 0:
             raise ValueError(f"cache_chunk_size must be 0 (off) or a number of texts, got {self.cache_chunk_size}")
-        make_augmentation(self.augmentation, self.augmentation_rate)  # refuses what cannot be
-        self.select_last = self.metric_for_best_model is None  # until the trainer knows the dev set
+        make_augmentation(self.augmentation, self.augmentation_rate)  # raises ValueError for wrong values
+        self.select_last = (
+            self.metric_for_best_model is None
+        )  # the trainer may choose a metric once it has the dev set
         super().__post_init__()
 
 
 @dataclass
 class PretrainingArguments(RunTrainingArguments):
     """Arguments of pre-training (stage 1 of InfoCSE, or a plain masked LM): :class:`RunTrainingArguments` with three
-    own fields and the paper's settings.
+    further fields and the paper's settings.
 
     Defaults that differ from those of Transformers, and why:
 
     - ``learning_rate`` 1e-4, ``weight_decay`` 0.01, ``warmup_steps`` 0.1 (a share), ``num_train_epochs`` 8: InfoCSE's
-      §4.2 and Condenser, on which it builds. Their batch is 1024 blocks, over all processes; 32 here fits anywhere.
-    - evaluation on the held-out text every 500 steps; the last checkpoint is the result.
+      §4.2 and Condenser's, on which it builds. Their batch is 1024 blocks over all processes; 32 fits on any device.
+    - The held-out text is scored every 500 steps; the last checkpoint is the result.
     """
 
     block_length: int = field(default=128, metadata={"help": "Tokens of a block of packed text, [CLS] included."})
@@ -138,7 +147,9 @@ class PretrainingArguments(RunTrainingArguments):
     whole_word_masking: bool = field(default=True, metadata={"help": "Mask all pieces of a word, or none."})
 
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Of matrices; biases and norms do not decay."})
+    weight_decay: float = field(
+        default=0.01, metadata={"help": "Weight decay of matrices; biases and norms do not decay."}
+    )
     warmup_steps: float = field(default=0.1, metadata={"help": "Steps of warm-up; below 1 a share of all steps."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Blocks a step and process."})
     num_train_epochs: float = field(default=8.0, metadata={"help": "Passes over the corpus."})

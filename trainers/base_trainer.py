@@ -1,5 +1,4 @@
-"""Transformers' Trainer with the hooks that every training here shares: each loss term in the log, exact resume, a run
-that stops at a loss that is not finite.
+"""Transformers' Trainer with hooks: it logs each loss term, resumes exactly, and stops if a loss is not finite.
 
 Shape suffixes: S micro-batches of a logging window, T terms and diagnostics.
 """
@@ -29,17 +28,17 @@ TRAINING_FOLDER = "training"
 
 
 class NonFiniteLossError(RuntimeError):
-    """A loss term became NaN or infinite. The last checkpoint is from before."""
+    """A loss term became NaN or infinite. All checkpoints are older."""
 
 
 class TermsTrainer(Trainer):
     """Trainer of a model that returns ``loss``, ``loss_dict`` and ``metrics``.
 
     Every log entry holds ``loss/<term>`` and ``metrics/<diagnostic>``, averaged over its steps and over processes.
-    Checkpoints go to ``output_dir/training``. A batch's ``index`` names its rows in errors and is not for the model.
+    Checkpoints go to ``output_dir/training``. The trainer removes ``index`` from a batch; errors name these rows.
 
     Arguments:
-        train_dataset: map-style, or a stream; it is told its epoch.
+        train_dataset: map-style, or a stream; the trainer sets its epoch.
         callbacks, kwargs: as in Transformers.
     """
 
@@ -53,17 +52,19 @@ class TermsTrainer(Trainer):
 
     @property
     def training_dir(self) -> str:
-        """Where checkpoints and trainer state go: ``output_dir/training``."""
+        """The folder of checkpoints and trainer state: ``output_dir/training``."""
         return os.path.join(str(self.args.output_dir), TRAINING_FOLDER)
 
     def _get_output_dir(self, trial: Any) -> str:
         return self.training_dir if trial is None else super()._get_output_dir(trial)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:  # type: ignore[override]
-        """As in Transformers; ``True`` resumes from the last whole checkpoint, or starts afresh where there is none.
+        """Train as Transformers does. ``True`` resumes from the last complete checkpoint, or starts from the beginning
+        if there is none.
 
-        A resumed run goes on bitwise as if never stopped, on the same kind of machine, with any number of workers
-        (but for ``dataloader_persistent_workers``, whose start draws from the global random state)."""
+        A resumed run is bitwise equal to an uninterrupted one on the same kind of machine, with any number of workers.
+        The exception is ``dataloader_persistent_workers``: their start draws from the global random state.
+        """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_checkpoint(self.training_dir)
         try:
@@ -72,7 +73,7 @@ class TermsTrainer(Trainer):
             self.stop_on_terminate.restore()
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
-        """As in Transformers, but a finished run that is resumed takes no further step."""
+        """Fetch batches as Transformers does, but no further step for a finished run that is resumed."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return [], None
@@ -85,7 +86,7 @@ class TermsTrainer(Trainer):
         seed = torch.initial_seed() if self.args.data_seed is None else self.args.data_seed
         return ShuffledRows(len(sampler), seed)
 
-    # The log: one detached row a step, read when it is written
+    # The log: one detached row per step, which is read when the log is written
 
     def compute_loss(
         self,
@@ -114,7 +115,11 @@ class TermsTrainer(Trainer):
         super().log(logs, start_time)
 
     def _checked_window(self) -> Tensor:
-        """The micro-batches since the last log entry, (S, T); stops the run where a loss term is not finite."""
+        """Return the micro-batches since the last log entry, (S, T).
+
+        Raises:
+            NonFiniteLossError: a loss term is not finite.
+        """
         rows_ST = torch.stack(self._window)
         terms = [i for i, name in enumerate(self._names) if name.startswith("loss/")]
         broken_ST = ~rows_ST[:, terms].isfinite()
@@ -131,7 +136,7 @@ class TermsTrainer(Trainer):
         samples = index.tolist() if index is not None else "unknown"
         raise NonFiniteLossError(
             f"step {step}: loss term {name!r} is {value}; rows of the corpus in that batch, from 0: {samples}. "
-            f"Checkpoints in {self.training_dir} are from before."
+            f"All checkpoints in {self.training_dir} are older."
         )
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -140,28 +145,28 @@ class TermsTrainer(Trainer):
         finite = torch.stack([p.detach().isfinite().all() for p in model.parameters()]).all()
         if not finite:
             raise NonFiniteLossError(
-                f"step {self.state.global_step}: weights are not finite; no checkpoint is written"
+                f"step {self.state.global_step}: weights are not finite, so no checkpoint was written"
             )
         super()._save_checkpoint(model, trial)
 
     def save_training(self) -> Path:
         """Write the model and the trainer's state to ``training/``."""
         training = Path(self.training_dir)
-        self.save_model(str(training), _internal_call=True)  # a call from outside publishes as well
+        self.save_model(str(training), _internal_call=True)  # without this flag Transformers also publishes the model
         if self.args.should_save:
             self.state.save_to_json(str(training / "trainer_state.json"))
         return training
 
 
 def last_checkpoint(folder: str) -> str | None:
-    """The last whole checkpoint. Its state is written last, so one that a kill cut short has none."""
+    """Return the last complete checkpoint. Trainer state is written last, so an interrupted checkpoint has none."""
     whole = [file.parent for file in Path(folder).glob("checkpoint-*/trainer_state.json")]
     return str(max(whole, key=lambda checkpoint: int(checkpoint.name.split("-")[1]))) if whole else None
 
 
 @contextmanager
 def without_autocast(model: nn.Module) -> Iterator[None]:
-    """The model's own ``forward`` inside; in mixed precision accelerate puts autocast around it."""
+    """Use the model's own ``forward`` inside the context; in mixed precision accelerate wraps it in autocast."""
     wrapped = model.__dict__.pop("forward", None)
     try:
         yield
@@ -171,7 +176,7 @@ def without_autocast(model: nn.Module) -> Iterator[None]:
 
 
 def warn_of_launcher() -> None:
-    """Say so where a launcher was asked for several processes and this is the only one."""
+    """Warn if a launcher was asked for several processes and started only one."""
     if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
         logger.warning(
             "a launcher set MASTER_ADDR but this is one process ('accelerate launch --cpu' starts only one): "

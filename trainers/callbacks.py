@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 class Report(TrainerCallback):
-    """Evaluate after the last step too, since the last state can be the best one. Log then, since it may be no longer
-    finite, and at every checkpoint, so that a resumed run logs the same averages."""
+    """Evaluate and log after the last step as well: the last state can be the best one, and its loss may not be
+    finite. Log at every checkpoint, so that a resumed run logs the same averages."""
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -35,9 +35,9 @@ class Report(TrainerCallback):
 
 
 class StopOnTerminate(TrainerCallback):
-    """SIGTERM: finish the step, write a checkpoint, stop. ``interrupted`` tells that this happened.
+    """On SIGTERM, finish the step, write a checkpoint and stop; ``interrupted`` is True afterwards.
 
-    With several processes the signal may reach them at different steps; they agree at logging steps.
+    The signal may reach several processes at different steps; they agree at logging steps.
     """
 
     def __init__(self) -> None:
@@ -70,14 +70,14 @@ class StopOnTerminate(TrainerCallback):
             control.should_save = control.should_log = True
 
     def restore(self) -> None:
-        """Give the signal back to whoever had it before training."""
+        """Reinstall the handler that was there before training."""
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None
 
 
 class MeasuredTrainer(Protocol):
-    """The part of a trainer that ``GeometryCallback`` reads and writes."""
+    """The attributes of a trainer that ``GeometryCallback`` uses."""
 
     embedded_dev: EmbeddedPairs | None
 
@@ -90,16 +90,16 @@ class GeometryCallback(TrainerCallback):
     score above the threshold, ``geometry/uniformity``, ``geometry/mean_cosine`` and ``geometry/effective_rank`` of all
     sentences (MSSE, Fig. 6).
 
-    The embeddings are those that the dev score was computed from: nothing is encoded again and no random number is
-    drawn. For 2,900 sentences it is about a second on one core.
+    It reuses the embeddings of the dev score: it encodes nothing and draws no random number. 2,900 sentences take
+    about a second on one core.
 
     Arguments:
-        trainer: whose dev set is measured, and whose log is written.
+        trainer: the trainer whose dev set is measured and whose log is written.
         dev: scored pairs.
-        threshold: on the scale of their scores.
+        threshold: pairs with a higher score are positives.
 
     Raises:
-        ValueError: no dev set, or no pair above the threshold.
+        ValueError: there is no dev set, or no pair is above the threshold.
     """
 
     def __init__(self, trainer: MeasuredTrainer, dev: Pairs | None, threshold: float = 4.0) -> None:
@@ -114,7 +114,7 @@ class GeometryCallback(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        embedded = self.trainer.embedded_dev  # on the process that scored it
+        embedded = self.trainer.embedded_dev  # None on processes that did not score it
         scores = [None if embedded is None else space_scores(embedded, self.dev, self.threshold)]
         if world_size() > 1:  # the log is the same on every process
             dist.broadcast_object_list(scores, src=0)

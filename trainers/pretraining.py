@@ -1,7 +1,6 @@
 """Pre-training on Transformers' Trainer: stage 1 of InfoCSE or a plain masked LM, from a checkpoint or from nothing.
 
-For a model from nothing there is what a short run needs: word vectors and attention that do not start at random
-(`csekit.modeling.initialization`).
+`small_budget_init_` helps short runs of a new model: its word vectors and its attention do not start at random.
 """
 
 from pathlib import Path
@@ -26,24 +25,23 @@ from csekit.trainers.base_trainer import TermsTrainer, warn_of_launcher, without
 from csekit.trainers.batches.masking import MaskingVocabulary
 from csekit.trainers.batches.packing import Blocks, PretrainingCollator
 
-HELDOUT_SEED = 0  # of the masks of held-out text: the same for every run
+HELDOUT_SEED = 0  # seed of the masks of held-out text, the same for all runs
 
 
 class PretrainingTrainer(TermsTrainer):
-    """Trainer for :class:`InfoCSEForPreTraining`. The log holds ``loss/mlm`` and ``loss/aux_mlm`` apart, with the
-    accuracies as metrics.
+    """Trainer for :class:`InfoCSEForPreTraining`. It logs ``loss/mlm``, ``loss/aux_mlm`` and their accuracies.
 
     Arguments:
         model: new, or from ``from_backbone`` or ``from_pretrained``.
         args: :class:`PretrainingArguments`.
-        blocks: what ``pack`` made of the training text.
-        tokenizer: the one that the blocks were made with.
+        blocks: the training text, from ``pack``.
+        tokenizer: the tokenizer of the blocks.
         heldout: blocks of other text, scored every ``eval_steps`` and at the end; None: no evaluation.
         kwargs: further arguments of Transformers' Trainer.
 
     Raises:
-        ValueError: blocks longer than the encoder can read, a vocabulary larger than the encoder's, several GPUs in
-            one process, a best checkpoint wanted without held-out text, or ``push_to_hub``.
+        ValueError: the blocks are longer than the encoder's limit, the vocabulary is larger than the encoder's, one
+            process has several GPUs, ``load_best_model_at_end`` without held-out text, or ``push_to_hub``.
     """
 
     args: PretrainingArguments
@@ -76,7 +74,7 @@ class PretrainingTrainer(TermsTrainer):
     def evaluate(  # type: ignore[override]
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Score the held-out text: :meth:`heldout_scores` under a prefix, the same on every process."""
+        """Score the held-out text: return :meth:`heldout_scores` with a prefix, the same on every process."""
         if self._window and self.is_in_train:
             self._checked_window()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.heldout_scores().items()}
@@ -85,9 +83,12 @@ class PretrainingTrainer(TermsTrainer):
         return metrics
 
     def heldout_scores(self) -> dict[str, float]:
-        """``loss``, its terms ``mlm`` and ``aux_mlm``, and their accuracies in [0, 1]: exact means over all masked
-        tokens of the held-out text, without dropout, in the weights' own precision. The masks are the same on every
-        call, the global random state is not touched. Every process scores the whole text; {} where there is none."""
+        """Return ``loss``, its terms ``mlm`` and ``aux_mlm``, and their accuracies in [0, 1]; {} without held-out
+        text.
+
+        They are exact means over all masked tokens, without dropout, in the precision of the weights. The masks are
+        the same on every call and the global random state does not change. Every process scores the whole text.
+        """
         if self.heldout is None:
             return {}
         totals: dict[str, Any] = {}
@@ -133,11 +134,13 @@ def _check(
     limit = length_limit(model.backbone, tokenizer)
     longest = max(blocks.block_length, heldout.block_length if heldout is not None else 0)
     if longest > limit:
-        raise ValueError(f"block_length must be at most {limit}, what the encoder can read, got {longest}")
+        raise ValueError(f"block_length must be at most {limit}, the encoder's limit, got {longest}")
     if args.push_to_hub:
-        raise ValueError("push_to_hub publishes sentence encoders; upload this run's folder yourself: hf upload")
+        raise ValueError(
+            "push_to_hub must be False: it publishes sentence encoders; upload this run's folder with: hf upload"
+        )
     if heldout is None and args.load_best_model_at_end:
-        raise ValueError("load_best_model_at_end needs held-out text, got none")
+        raise ValueError("load_best_model_at_end must be False without held-out text, got True")
     if args.n_gpu > 1:
         raise ValueError(
             f"{args.n_gpu} GPUs in one process cannot share a batch of masked positions: start with "
@@ -147,8 +150,8 @@ def _check(
 
 
 def small_budget_init_(model: InfoCSEForPreTraining, blocks: Blocks, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Replace the random start of a new BERT by one that a small budget gets further from: word vectors from counts,
-    attention that begins as a mean, in the auxiliary head too.
+    """Replace the random weights of a new BERT by a start that helps short trainings: word vectors from co-occurrence
+    counts, and attention that begins as a mean, in the auxiliary head as well.
 
     Raises:
         TypeError: the encoder is not of the BERT architecture.

@@ -1,4 +1,4 @@
-"""The trainer of sentence encoders: batches of views, selection on a dev set, per-group clipping."""
+"""The trainer of sentence encoders: optimiser groups, selection on a dev set, export."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ from csekit.trainers.scripts.run_record import trainer_results
 
 logger = logging.getLogger(__name__)
 
-LABEL_FREE = {"alignment": False, "uniformity": False, "effective_rank": True}  # whether greater is better
+LABEL_FREE = {"alignment": False, "uniformity": False, "effective_rank": True}  # True: greater is better
 
 
 class CSETrainer(HubTrainer):
@@ -46,23 +46,22 @@ class CSETrainer(HubTrainer):
     Arguments:
         model: from ``from_backbone`` or a training checkpoint.
         args: :class:`CSETrainingArguments`.
-        corpus: what ``load_corpus`` returned.
+        corpus: the texts, from ``load_corpus``.
         tokenizer: the backbone's.
-        dev: scored pairs for selection; ``dev.name`` names the metric (``stsb`` gives ``stsb_spearman``). None: the
-            last checkpoint is kept, or the best by a label-free criterion where ``metric_for_best_model`` names one.
+        dev: scored pairs for selection; ``dev.name`` names the metric (``stsb`` gives ``stsb_spearman``). None: keep
+            the last checkpoint, or the best by the label-free criterion that ``metric_for_best_model`` names.
         transfer: tasks whose dev scores are computed at every evaluation and select the checkpoint (DiffCSE, Table
-            13): ``transfer_accuracy``, their mean, or ``<task>_accuracy`` where ``metric_for_best_model`` names it.
-            Test sides are neither encoded nor scored.
+            13): by ``transfer_accuracy``, their mean, or the ``<task>_accuracy`` that ``metric_for_best_model`` names.
+            The test sides are not encoded.
         kwargs: further arguments of Transformers' Trainer.
 
     Every log entry holds ``loss/<term>`` and ``metrics/<diagnostic>``, averaged over its steps and over processes.
-    ``embedded_dev`` holds the embeddings that the last dev score was computed from, on the process that did it.
+    ``embedded_dev`` holds the embeddings of the last dev score, on the process that computed it.
 
     Raises:
-        ValueError: a combination that cannot work, before any step: a single column without dropout, an augmentation
-            of pairs, a batch of one row, several GPUs in one process, an unknown ``metric_for_best_model``, an
-            objective that cannot be computed in chunks where ``cache_chunk_size`` asks for them, an encoder without
-            a list of layers where ``torch_compile`` asks for them.
+        ValueError: a combination that cannot work: a single column without dropout, an augmentation of pairs, a batch
+            of one row, several GPUs in one process, an unknown ``metric_for_best_model``, ``cache_chunk_size`` with an
+            objective that is not ``cacheable``, ``torch_compile`` with an encoder without a list of layers.
     """
 
     args: CSETrainingArguments
@@ -113,7 +112,7 @@ class CSETrainer(HubTrainer):
             corpus.dataset.block_size = args.train_batch_size * args.world_size
 
     def _select(self, args: CSETrainingArguments, dev: Pairs | None) -> None:
-        """Settle by which metric the best checkpoint is chosen."""
+        """Choose the metric of the best checkpoint. Raises ValueError for an unknown one."""
         available = {f"{dev.name}_spearman": True} if dev is not None else {}
         available |= LABEL_FREE if args.label_free_samples else {}
         if self.transfer:
@@ -169,7 +168,7 @@ class CSETrainer(HubTrainer):
     def evaluate(  # type: ignore[override]
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Score the dev set and the label-free criteria. The global random state is not touched.
+        """Score the dev set and the label-free criteria. The global random state does not change.
 
         Returns:
             ``{prefix}_{dev.name}_spearman`` (×100), ``{prefix}_transfer_accuracy`` (×100), ``{prefix}_alignment``,
@@ -187,7 +186,7 @@ class CSETrainer(HubTrainer):
         return metrics
 
     def dev_scores(self) -> dict[str, float]:
-        """The scores of :meth:`evaluate` without prefix, computed in this process."""
+        """Compute the scores of :meth:`evaluate` in this process, by name without prefix."""
         scores: dict[str, float] = {}
         if self.dev is not None:
             self.embedded_dev = EmbeddedPairs(self._embed_dev, [self.dev])
@@ -203,8 +202,10 @@ class CSETrainer(HubTrainer):
         return scores
 
     def embed(self, texts: list[str]) -> Any:
-        """Embeddings of the model as it is, (N, H) numpy; sentences up to the encoder's own limit. Computed in the
-        weights' own precision whatever that of training is: the scores are those of the exported encoder."""
+        """Embed texts with the current weights: (N, H) numpy. Texts are truncated at the encoder's limit.
+
+        The precision is that of the weights, whatever that of training: the exported encoder gives the same scores.
+        """
         return self._embed(texts, "fp32")
 
     def _embed_dev(self, texts: list[str]) -> Any:
@@ -216,7 +217,7 @@ class CSETrainer(HubTrainer):
             return encode(self.model, self.tokenizer, texts, prompt_template=template, precision=precision)
 
     def _dropout_views(self) -> tuple[Any, Any]:
-        """Two dropout views of the sample's embeddings, by a fixed seed, (n, H) numpy each."""
+        """Return two dropout views of the sample's embeddings, drawn with a fixed seed, (n, H) numpy each."""
         rows = tokenize(self.tokenizer, self._sample, self.args.max_seq_length, self.model.config.prompt_template)
         batch = {name: value.to(self.args.device) for name, value in pad(self.tokenizer, rows.input_ids).items()}
         with evaluating(self.model), isolated_rng(self.args.seed):
@@ -227,7 +228,7 @@ class CSETrainer(HubTrainer):
     # The end of a run
 
     def save_run(self) -> Path:
-        """Write the model as it is to ``training/`` and, where its pooling has a native form, export it to the root.
+        """Write the current model to ``training/`` and export it to the root, if its pooling has a plain form.
 
         Returns:
             the folder to load from.
@@ -242,13 +243,13 @@ class CSETrainer(HubTrainer):
             return training
 
     def results(self) -> dict[str, Any]:
-        """What is known of the run, for its card."""
+        """Return the results of the run, for its card."""
         return trainer_results(self)
 
 
 @contextmanager
 def embeddings_alone(model: CSEModel) -> Iterator[None]:
-    """Inside, inference computes no state that is not pooled."""
+    """Inside the context, inference computes only the states that are pooled."""
     model.returns_states = False
     try:
         yield
@@ -258,19 +259,19 @@ def embeddings_alone(model: CSEModel) -> Iterator[None]:
 
 @contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
-    """Seeded randomness inside, the global random state as it was outside."""
+    """Seed the random generators inside the context and restore the global random state afterwards."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
         torch.manual_seed(seed)
         yield
 
 
 def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -> None:
-    """Refuse what cannot work before anything long starts. Raises ValueError."""
+    """Check the combination of model, arguments and corpus. Raises ValueError for one that cannot work."""
     dropout = dropout_fields(model.config.encoder_config)
     further = max((spec.further_columns for spec in model.batch_specs.values()), default=0)
     if len(corpus.columns) <= further:
         raise ValueError(
-            f"the objectives want a further column behind the sentence's, {corpus.name} has only "
+            f"the objectives need one more column after the sentence's, {corpus.name} has only "
             f"{', '.join(corpus.columns)}"
         )
     augmentation = make_augmentation(args.augmentation, args.augmentation_rate)
@@ -278,7 +279,7 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
     if len(corpus.columns) - further == 1 and augmentation is None and not any(dropout.values()):
         raise ValueError(
             f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
-            "set dropout, e.g. --dropout 0.1, name an --augmentation, or give pairs"
+            "set dropout, e.g. --dropout 0.1, choose an --augmentation, or train on pairs"
         )
     rows = args.per_device_train_batch_size * args.world_size
     if rows < 2:

@@ -52,4 +52,5 @@ def test_the_one_for_cpu_starts_a_run(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     state = json.loads((tmp_path / "run/training/trainer_state.json").read_text(encoding="utf-8"))
-    assert state["global_step"] == 3 and (tmp_path / "run/modules.json").is_file()
+    assert state["global_step"] == 3
+    assert (tmp_path / "run/modules.json").is_file()

@@ -70,7 +70,8 @@ def test_a_preset_names_its_table_and_has_known_keys(path: Path) -> None:
     backbone = preset["model_name_or_path"].removesuffix("-uncased")
     stem = path.stem.removesuffix("-released").removesuffix("-transfer").removesuffix("-supervised")
     stem = stem.removesuffix("-few-shot")
-    assert path.stem.startswith(preset["method"]) and stem.endswith(backbone)
+    assert path.stem.startswith(preset["method"])
+    assert stem.endswith(backbone)
     assert "Table" in text[: text.index("method:")]
     for key, value in preset.items():
         assert type(value) is KNOWN[key], f"{key}: {value!r}"  # 3e-5 without a dot is a string in YAML
@@ -114,7 +115,8 @@ def test_every_published_setting_has_a_preset(presets: dict[str, dict[str, Any]]
     names = ("learning_rate", "per_device_train_batch_size", "rtd_weight", "rtd_probability")
     for name, wanted in published.items():
         assert tuple(presets[name][key] for key in names) == wanted
-        assert presets[name]["num_train_epochs"] == 2 and presets[name]["projector"] == "batchnorm"
+        assert presets[name]["num_train_epochs"] == 2
+        assert presets[name]["projector"] == "batchnorm"
 
 
 def test_msse_few_shot_and_supervised_settings_have_presets(presets: dict[str, dict[str, Any]]) -> None:
@@ -129,9 +131,11 @@ def test_msse_few_shot_and_supervised_settings_have_presets(presets: dict[str, d
         names = ("learning_rate", "per_device_train_batch_size", "num_train_epochs", "warmup_steps")
         assert tuple(presets[name].get(key) for key in names) == wanted
         found = [presets[name][key] for key in ("dcm_weight", "icm_weight", "temperature", "pooling", "projector")]
-        assert found == [0.8, 0.2, 0.05, "mask", "linear"] and "prompt_template" not in presets[name]
+        assert found == [0.8, 0.2, 0.05, "mask", "linear"]
+        assert "prompt_template" not in presets[name]
     decoder = [presets["msse-denoising-bert-base"][f"icm_{key}"] for key in ("decoder_layers", "decoder_heads")]
-    assert decoder == [16, 1] and presets["msse-denoising-bert-base"]["icm_decoder"] == "denoising"
+    assert decoder == [16, 1]
+    assert presets["msse-denoising-bert-base"]["icm_decoder"] == "denoising"
     supervised = {  # learning rate: SimCSE's Appendix A; batch 512, three epochs, the projector kept
         "simcse-bert-base-supervised": 5e-5,
         "simcse-bert-large-supervised": 1e-5,

@@ -21,5 +21,6 @@ def test_another_ending_is_refused_before_anything_is_written(tmp_path: Path) ->
     (tmp_path / "text.txt").write_text("One.\nTwo.\n", encoding="utf-8")
     command = [sys.executable, str(SCRIPT), str(tmp_path / "text.txt"), str(tmp_path / "pairs.csv")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "output must end in .tsv, got" in done.stderr
+    assert done.returncode == 2
+    assert "output must end in .tsv, got" in done.stderr
     assert not (tmp_path / "pairs.csv").exists()

@@ -33,5 +33,6 @@ def test_scores_from_the_keyboard_select_a_checkpoint(tmp_path: Path, monkeypatc
     monkeypatch.setattr(sys, "argv", ["run_unsup.py", *argv])
     assert runpy.run_path(str(ROOT / "examples" / "run_unsup.py"))["main"]() == 0
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    assert results["dev"]["metric"] == "dev_spearman" and results["dev"]["best"] is not None
+    assert results["dev"]["metric"] == "dev_spearman"
+    assert results["dev"]["best"] is not None
     assert [entry["step"] for entry in results["dev"]["history"]] == [4, 8]

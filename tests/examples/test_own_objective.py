@@ -23,7 +23,8 @@ WORDS = "the a man woman dog cat plays sings runs red blue fast slow".split()  #
 @pytest.fixture
 def example() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("own_objective", FILE)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
@@ -38,11 +39,13 @@ def test_it_trains_is_logged_and_reloads(example: ModuleType, tiny_folder: Path,
 
     state = next((run / "training").glob("checkpoint-*/trainer_state.json"))
     log = [entry for entry in json.loads(state.read_text())["log_history"] if "loss/variance" in entry]
-    assert log and all(entry["loss/variance"] > 0 and entry["metrics/std"] > 0 for entry in log)
+    assert log
+    assert all(entry["loss/variance"] > 0 and entry["metrics/std"] > 0 for entry in log)
     assert log[0]["loss"] == pytest.approx(log[0]["loss/contrastive"] + log[0]["loss/variance"], abs=1e-3)
 
     model = CSEModel.from_pretrained(run / "training")
-    assert model.config.variance_weight == 1.0 and isinstance(model.objectives["variance"], example.Variance)
+    assert model.config.variance_weight == 1.0
+    assert isinstance(model.objectives["variance"], example.Variance)
     exported = AutoModel.from_pretrained(run).state_dict()
     assert all(torch.equal(exported[name], weight) for name, weight in model.backbone.state_dict().items())
 
@@ -66,5 +69,6 @@ def test_the_term_is_the_formula(example: ModuleType) -> None:
 
 def test_the_page_shows_the_file() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extend.md").read_text(), re.DOTALL)
-    assert blocks and all(block in FILE.read_text() for block in blocks)
+    assert blocks
+    assert all(block in FILE.read_text() for block in blocks)
     assert len(blocks[0].splitlines()) <= 40

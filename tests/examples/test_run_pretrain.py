@@ -86,11 +86,15 @@ def test_from_nothing(
         .all()
     )
     assert (model.config.hidden_size, model.config.hidden_dropout_prob) == (16, 0.2)
-    assert model.config.vocab_size == len(tokenizer) <= 60 and tokenizer.model_max_length == 40
+    assert model.config.vocab_size == len(tokenizer) <= 60
+    assert tokenizer.model_max_length == 40
     assert (folder / "auxiliary_head").is_dir() == (objective == "condenser")
     results = results_of(folder)
-    assert results["backbone"] is None and results["steps"] == 8 and results["config"]["objective"] == objective
-    assert results["config"]["small_budget_init"] is True and results["config"]["trained_tokenizer"] is True
+    assert results["backbone"] is None
+    assert results["steps"] == 8
+    assert results["config"]["objective"] == objective
+    assert results["config"]["small_budget_init"] is True
+    assert results["config"]["trained_tokenizer"] is True
     terms = {"mlm", "aux_mlm"} if objective == "condenser" else {"mlm"}
     expected = {"loss", *terms, *(f"{term}_accuracy" for term in terms)}
     assert results["heldout"]["before"].keys() == results["heldout"]["after"].keys() == expected
@@ -98,9 +102,12 @@ def test_from_nothing(
     assert results["heldout"]["history"][-1]["loss"] == pytest.approx(results["heldout"]["after"]["loss"], abs=1e-5)
     assert [entry["step"] for entry in results["log"]] == [2, 4, 6, 8]
     assert {f"loss/{term}" for term in terms} <= results["log"][0].keys()
-    assert results["blocks"]["heldout"] > 0 and results["corpus"]["name"] == "texts.txt"
-    assert str(data) not in json.dumps(results) and str(tmp_path) not in json.dumps(results)
-    assert "held-out text" in (printed := capsys.readouterr().out) and str(folder) in printed
+    assert results["blocks"]["heldout"] > 0
+    assert results["corpus"]["name"] == "texts.txt"
+    assert str(data) not in json.dumps(results)
+    assert str(tmp_path) not in json.dumps(results)
+    assert "held-out text" in (printed := capsys.readouterr().out)
+    assert str(folder) in printed
 
 
 def test_stage_1_from_a_checkpoint_feeds_contrastive_training(
@@ -109,7 +116,8 @@ def test_stage_1_from_a_checkpoint_feeds_contrastive_training(
     folder = tmp_path / "stage1"
     assert run(folder, model_name_or_path=data / "tiny-bert", heldout_file=data / "unseen.txt", head_layers=1) == 0
     results = results_of(folder)
-    assert results["backbone"] == "tiny-bert" and results["config"]["split_layer"] == 1
+    assert results["backbone"] == "tiny-bert"
+    assert results["config"]["split_layer"] == 1
     trained = InfoCSEForPreTraining.from_pretrained(folder / "training")
     again = InfoCSEForPreTraining.from_backbone(folder, head_layers=1)
     assert all(torch.equal(value, trained.state_dict()[name]) for name, value in again.state_dict().items())
@@ -136,7 +144,7 @@ def test_sigterm_saves_and_the_resumed_run_ends_as_one_that_was_not_stopped(
     assert not (tmp_path / "stopped" / "results.json").exists()
     capsys.readouterr()
     assert run(tmp_path / "stopped", **start) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already holds a run" in capsys.readouterr().err
     assert run(tmp_path / "stopped", **start, resume_from_checkpoint=True) == 0
     assert weights(tmp_path / "stopped") == weights(tmp_path / "straight")
     assert (
@@ -150,18 +158,18 @@ def test_sigterm_saves_and_the_resumed_run_ends_as_one_that_was_not_stopped(
         ({"train_file": "nowhere.txt"}, "nowhere.txt"),
         ({"train_file": None}, "either --train_file or --dataset_name"),
         ({"objective": "rtd"}, "objective must be one of 'condenser', 'mlm', got 'rtd'"),
-        ({"vocab_size": None}, "give --model_name_or_path, or for a model from nothing either --vocab_size"),
-        ({"model_name_or_path": "bert"}, "--config_overrides is for a model from nothing"),
+        ({"vocab_size": None}, "give --model_name_or_path, or for a new model either --vocab_size"),
+        ({"model_name_or_path": "bert"}, "--config_overrides must be left out with --model_name_or_path"),
         ({"config_overrides": "width=3"}, "config_overrides of 'bert': 'width=3': key width isn't in"),
         ({"config_overrides": "hidden_size=wide"}, "'hidden_size=wide'"),
         ({"config_overrides": "hidden_size"}, "'hidden_size'"),
         ({"model_type": "berd"}, "berd"),
-        ({"model_type": "roberta", "small_budget_init": True}, "small_budget_init knows model_type 'bert' only"),
+        ({"model_type": "roberta", "small_budget_init": True}, "model_type must be 'bert' for small_budget_init"),
         ({"vocab_size": 8}, "vocab_size must hold 5 special tokens"),
         ({"block_length": 64}, "block_length must be at most 40"),
         ({"split_layer": 5}, "split_layer must be one of the encoder's layers 1..2, got 5"),
         ({"heldout_share": 0.9}, "heldout_share must lie in [0, 0.5]"),
-        ({"heldout_share": 0, "load_best_model_at_end": True}, "needs held-out text"),
+        ({"heldout_share": 0, "load_best_model_at_end": True}, "must be False without held-out text"),
         ({"mlm_probability": 2}, "mlm_probability must lie between 0 and 1"),
         ({"pooling": "cls"}, "unknown argument 'pooling'"),
         ({"whole_word_maskin": True}, "did you mean whole_word_masking?"),
@@ -173,7 +181,9 @@ def test_an_error_is_one_line_and_status_2(
     assert run(tmp_path / "run", **({"vocab_size": 60, "config_overrides": SIZES} | changes)) == 2
     text = capsys.readouterr().err
     errors = [line for line in text.splitlines() if line.startswith("run_pretrain.py: error: ")]
-    assert "Traceback" not in text and len(errors) == 1 and message in errors[0]
+    assert "Traceback" not in text
+    assert len(errors) == 1
+    assert message in errors[0]
     assert not (tmp_path / "run" / "results.json").exists()
 
 
@@ -207,6 +217,5 @@ def test_the_published_stage_1_has_a_preset() -> None:
     preset = yaml.safe_load((PRESETS[0].parent / "infocse-bert-base.yaml").read_text(encoding="utf-8"))
     published = {"learning_rate": 1e-4, "weight_decay": 0.01, "warmup_steps": 0.1, "num_train_epochs": 8}
     published |= {"block_length": 128, "mlm_probability": 0.15, "whole_word_masking": True, "split_layer": 6}
-    assert {name: preset[name] for name in published} == published and preset[
-        "per_device_train_batch_size"
-    ] * 8 == 1024
+    assert {name: preset[name] for name in published} == published
+    assert preset["per_device_train_batch_size"] * 8 == 1024

@@ -80,8 +80,10 @@ def test_every_method_trains_on_triplets(run: Callable[..., int], tmp_path: Path
     assert run(tmp_path / method, method=method, **OWN.get(method, {})) == 0
     results = results_of(tmp_path / method)
     terms = {f"loss/{objective['name']}" for objective in results["config"]["objectives"]} | {"loss/contrastive"}
-    assert terms <= results["log"][0].keys() and (len(terms) > 1) is (method != "simcse")
-    assert all(np.isfinite(entry["loss"]) for entry in results["log"]) and len(results["log"]) == 2
+    assert terms <= results["log"][0].keys()
+    assert (len(terms) > 1) is (method != "simcse")
+    assert all(np.isfinite(entry["loss"]) for entry in results["log"])
+    assert len(results["log"]) == 2
     assert (results["positives"], results["method"]) == ("triplets", method)
     card = ModelCard.load(tmp_path / method / "README.md")
     assert "trained on triplets of sentence, positive and hard negative by" in card.text
@@ -133,7 +135,8 @@ def test_sentences_of_evaluation_sets_are_counted_told_and_left_out_where_asked(
     assert "28 of 30 rows used; 2 with a sentence of an evaluation set left out" in capsys.readouterr().out
     plain, filtered = results_of(tmp_path / "plain"), results_of(tmp_path / "filtered")
     found = {"rows": 2, "texts": 3, "sets": {"dev (dev)": {"sentences": 4, "of": 6}}}
-    assert plain["overlap"] == found | {"filtered": False} and filtered["overlap"] == found | {"filtered": True}
+    assert plain["overlap"] == found | {"filtered": False}
+    assert filtered["overlap"] == found | {"filtered": True}
     assert (plain["corpus"]["used"], filtered["corpus"]["used"], filtered["corpus"]["filtered"]) == (30, 28, 2)
     cards = [(tmp_path / name / "README.md").read_text(encoding="utf-8") for name in ("plain", "filtered")]
     assert "2 of the training rows hold a sentence of an evaluation set (dev (dev))" in cards[0]
@@ -148,7 +151,7 @@ def test_what_cannot_be_is_one_line(
     run: Callable[..., int], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     wanted = {
-        "texts.txt has one column, 'text': pairs or triplets are wanted": {"train_file": data / "texts.txt"},
+        "texts.txt must have two or three columns": {"train_file": data / "texts.txt"},
         "augmentation 'shuffle' makes the positive of a single sentence": {"augmentation": "shuffle"},
         "--model_name_or_path is missing": {"model_name_or_path": None},
     }

@@ -91,19 +91,25 @@ def test_a_run_leaves_what_it_promises(finished: tuple[Path, str]) -> None:
     assert {"training", "results.json", "results.similarities.npz"} <= names
     training = {path.name for path in (folder / "training").iterdir()}
     assert {"checkpoint-8", "config.json", "model.safetensors", "trainer_state.json"} <= training
-    assert "test Spearman" in printed and str(folder) in printed and "60 of 60 rows used" in printed
+    assert "test Spearman" in printed
+    assert str(folder) in printed
+    assert "60 of 60 rows used" in printed
 
 
 def test_the_results_hold_setting_scores_and_log(finished: tuple[Path, str], data: Path) -> None:
     results = json.loads((finished[0] / "results.json").read_text(encoding="utf-8"))
     expected = {"name", "method", "backbone", "corpus", "config", "arguments", "seed", "dev", "before", "test", "log"}
     expected |= {"environment", "seconds", "similarities", "format", "positives", "overlap"}
-    assert expected == results.keys() and results["positives"] == "dropout"
-    assert set(results["overlap"]["sets"]) == {"dev (dev)", "test"} and results["overlap"]["filtered"] is False
+    assert expected == results.keys()
+    assert results["positives"] == "dropout"
+    assert set(results["overlap"]["sets"]) == {"dev (dev)", "test"}
+    assert results["overlap"]["filtered"] is False
     assert (results["name"], results["method"], results["backbone"]) == ("encoder", "simcse", "tiny-bert")
-    assert results["corpus"]["name"] == "texts.txt" and results["corpus"]["used"] == 60
+    assert results["corpus"]["name"] == "texts.txt"
+    assert results["corpus"]["used"] == 60
     dev = results["dev"]
-    assert dev["metric"] == "dev_spearman" and [entry["step"] for entry in dev["history"]] == [4, 8]
+    assert dev["metric"] == "dev_spearman"
+    assert [entry["step"] for entry in dev["history"]] == [4, 8]
     assert dev["best"] == max(entry["value"] for entry in dev["history"])
     assert dev["after"]["dev_spearman"] == pytest.approx(dev["best"], abs=1e-6)  # the best was restored
     assert set(results["test"]["tasks"]) == set(results["before"]["tasks"]) == {"test"}
@@ -111,14 +117,17 @@ def test_the_results_hold_setting_scores_and_log(finished: tuple[Path, str], dat
     assert all(entry["loss"] == pytest.approx(entry["loss/contrastive"], abs=1e-5) for entry in results["log"])
     assert results["arguments"]["learning_rate"] == 1e-3
     assert results["seconds"].keys() == {"train", "total"}
-    assert str(data) not in json.dumps(results) and str(finished[0].parent) not in json.dumps(results)
+    assert str(data) not in json.dumps(results)
+    assert str(finished[0].parent) not in json.dumps(results)
 
 
 def test_the_card_is_valid_and_names_the_pooling(finished: tuple[Path, str], data: Path) -> None:
     card = ModelCard.load(finished[0] / "README.md")
-    assert card.data.library_name == "sentence-transformers" and "csekit" in card.data.tags
+    assert card.data.library_name == "sentence-transformers"
+    assert "csekit" in card.data.tags
     assert card.data.base_model is None  # a folder of this machine is no Hub id
-    assert "**Pooling: cls.**" in card.text and str(data) not in card.content
+    assert "**Pooling: cls.**" in card.text
+    assert str(data) not in card.content
 
 
 def test_all_ways_of_loading_give_the_same_embeddings(finished: tuple[Path, str]) -> None:
@@ -151,8 +160,10 @@ def test_informin_with_a_masked_lm_and_without_dev_set(run: Callable[..., int], 
     text = (folder / "results.json").read_text(encoding="utf-8")
     results = json.loads(text)
     assert {"loss/contrastive", "loss/reconstruction", "loss/mlm"} <= results["log"][0].keys()
-    assert results["dev"]["metric"] is None and results["test"] is None
-    assert "secret" not in text and "secret" not in (folder / "README.md").read_text(encoding="utf-8")
+    assert results["dev"]["metric"] is None
+    assert results["test"] is None
+    assert "secret" not in text
+    assert "secret" not in (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_pooling_without_a_plain_form_is_loaded_by_csekit(
@@ -177,7 +188,8 @@ def test_a_fraction_trains_for_the_steps_of_the_whole_corpus(run: Callable[..., 
     assert (corpus["used"], corpus["rows"], corpus["fraction"]) == (12, 60, 0.2)
     assert [entry["log"][-1]["step"] for entry in results.values()] == [8, 8, 3]
     assert results["part"]["log"][-1]["epoch"] == pytest.approx(4.0)  # 12 rows are two batches
-    assert results["whole"]["corpus"]["used"] == 60 and results["whole"]["positives"] == "delete"
+    assert results["whole"]["corpus"]["used"] == 60
+    assert results["whole"]["positives"] == "delete"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -199,7 +211,8 @@ def test_a_transfer_task_selects_the_checkpoint(
     dev = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))["dev"]
     assert dev["metric"] == "transfer_accuracy"
     assert dev["best"] == max(entry["transfer_accuracy"] for entry in dev["history"]) == dev["after"]["CR_accuracy"]
-    assert "dev Spearman" in (printed := capsys.readouterr().out) and "transfer accuracy" in printed
+    assert "dev Spearman" in (printed := capsys.readouterr().out)
+    assert "transfer accuracy" in printed
     (tmp_path / "CR/custrev.neg").write_text("a cat\n")
     assert run(tmp_path / "other", "--select_on", "CR", data_dir=tmp_path) == 2
     assert "custrev.neg: expected 10 examples, found 1" in capsys.readouterr().err
@@ -258,7 +271,8 @@ def test_an_error_before_the_model_is_one_line_and_status_2(
         (tmp_path / name).write_bytes(content)
     assert run(tmp_path / "run", **changes) == 2
     errors = error_lines(capsys)
-    assert len(errors) == 1 and message in errors[0]
+    assert len(errors) == 1
+    assert message in errors[0]
     assert not (tmp_path / "run" / "training").exists()
 
 
@@ -278,7 +292,8 @@ def test_a_setting_that_cannot_work_is_one_line_too(
 ) -> None:
     assert run(tmp_path / "run", **changes) == 2
     errors = error_lines(capsys)
-    assert len(errors) == 1 and message in errors[0]
+    assert len(errors) == 1
+    assert message in errors[0]
 
 
 # A folder that holds a run already
@@ -294,8 +309,10 @@ def test_a_second_run_into_the_same_folder_is_refused_continued_or_replaced_as_a
     capsys.readouterr()
 
     assert run(folder, seed=1) == 2
-    assert "holds a run already" in (message := capsys.readouterr().err)
-    assert "--output_dir" in message and "--resume_from_checkpoint" in message and "--overwrite" in message
+    assert "already holds a run" in (message := capsys.readouterr().err)
+    assert "--output_dir" in message
+    assert "--resume_from_checkpoint" in message
+    assert "--overwrite" in message
     (folder / "results.json").unlink()  # one that was killed before its end
     assert run(folder, seed=1) == 2
     assert (folder / "model.safetensors").read_bytes() == first
@@ -317,12 +334,15 @@ def test_a_method_s_own_template_is_counted_exported_and_told(
     printed = capsys.readouterr().out
     assert f"csekit.load_encoder({str(folder)!r})" in printed
     card = ModelCard.load(folder / "README.md").text
-    assert "**Pooling: mask.**" in card and 'prompt template `"{sentence}" means {mask}.`' in card
-    assert "trust_remote_code=True" in card and 'batch["attention_mask"].sum(1) - 3' in card
+    assert "**Pooling: mask.**" in card
+    assert 'prompt template `"{sentence}" means {mask}.`' in card
+    assert "trust_remote_code=True" in card
+    assert 'batch["attention_mask"].sum(1) - 3' in card
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert {"loss/contrastive", "loss/dcm", "loss/icm", "metrics/icm_gap"} <= results["log"][0].keys()
     encoder = load_encoder(folder)
     assert (encoder.pooling, encoder.prompt_template) == ("mask", results["config"]["prompt_template"])
     plain = run(tmp_path / "plain", do_predict=False, dev_file=None, max_steps=2, max_seq_length=16)
     mean = [float(text.split(" tokens a text")[0].split()[-1]) for text in (printed, capsys.readouterr().out)]
-    assert plain == 0 and mean[0] > mean[1] + 3  # the report counts the template
+    assert plain == 0
+    assert mean[0] > mean[1] + 3  # the report counts the template

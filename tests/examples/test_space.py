@@ -23,7 +23,8 @@ def test_it_says_what_is_missing(tmp_path: Path) -> None:
     pytest.importorskip("gradio", reason="needs the extra space")
     env = {name: value for name, value in os.environ.items() if not name.startswith("ENCODER")}
     run = subprocess.run([sys.executable, APP], capture_output=True, text=True, cwd=tmp_path, env=env)
-    assert run.returncode == 2 and "name two encoders, or set ENCODER_A and ENCODER_B" in run.stderr
+    assert run.returncode == 2
+    assert "name two encoders, or set ENCODER_A and ENCODER_B" in run.stderr
 
 
 @pytest.fixture
@@ -100,7 +101,8 @@ def test_neighbours_and_heat_map_in_a_browser(address: str, page: Any) -> None:
     visible = page.locator(".cell-wrap:visible")
     until(lambda: search(page, SENTENCES[1]), visible.filter(has_text=SENTENCES[0]).nth(1))
     headers = page.locator("th:visible").all_inner_texts()
-    assert any("first" in text for text in headers) and any("second" in text for text in headers)
+    assert any("first" in text for text in headers)
+    assert any("second" in text for text in headers)
     cells = visible.all_inner_texts()
     assert not any(cell.strip() == SENTENCES[1] for cell in cells)  # the query itself is not its neighbour
     for sentence in (SENTENCES[0], *SENTENCES[2:]):
@@ -117,7 +119,8 @@ def test_neighbours_and_heat_map_in_a_browser(address: str, page: Any) -> None:
 def test_a_query_gets_the_nearest_of_the_corpus(tiny_folder: Path) -> None:
     pytest.importorskip("gradio", reason="needs the extra space")
     spec = importlib.util.spec_from_file_location("space_app", APP)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     app = importlib.util.module_from_spec(spec)
     sys.modules["space_app"] = app
     spec.loader.exec_module(app)

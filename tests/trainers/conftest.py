@@ -79,7 +79,8 @@ def sentences() -> list[str]:
 def small() -> ModuleType:
     """The functions of ``small_runs.py``, which is also a script that tests start."""
     spec = importlib.util.spec_from_file_location("small_runs", Path(__file__).with_name("small_runs.py"))
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

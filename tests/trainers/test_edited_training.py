@@ -20,7 +20,8 @@ def test_diffcse_trains_and_logs(small_run, tmp_path):
     trainer.train()
     entry = next(entry for entry in trainer.state.log_history if "loss/rtd" in entry)
     assert entry["loss"] == pytest.approx(entry["loss/contrastive"] + entry["loss/rtd"], rel=1e-3)
-    assert 0 <= entry["metrics/rtd_accuracy_replaced"] <= 1 and 0 <= entry["metrics/rtd_accuracy_kept"] <= 1
+    assert 0 <= entry["metrics/rtd_accuracy_replaced"] <= 1
+    assert 0 <= entry["metrics/rtd_accuracy_kept"] <= 1
     after = dict(trainer.model.named_parameters())
     assert [name for name, value in before.items() if torch.equal(after[name], value)] == []
     assert all(torch.equal(value, generator[name]) for name, value in rtd.generator.networks.state_dict().items())
@@ -34,7 +35,8 @@ def test_a_results_file_names_networks_without_their_folders(small_backbone):
     model = METHODS["diffcse"].from_backbone(small_backbone, discriminator=str(small_backbone))
     told = without_folders(model.config.to_dict()["objectives"][0])
     assert told["generator"] == told["discriminator"] == small_backbone.name
-    assert told["probability"] == 0.3 and "/" not in str(told)
+    assert told["probability"] == 0.3
+    assert "/" not in str(told)
 
 
 def test_the_trainer_fetches_the_generator(small, small_backbone, tmp_path):
@@ -52,7 +54,7 @@ def test_next_sentences(small_run, tmp_path, sentence):
     trainer = small_run(tmp_path / "run", method="diffcse", columns=2, max_steps=2, fields=fields)
     trainer.train()
     assert any("loss/rtd" in entry for entry in trainer.state.log_history)
-    with pytest.raises(ValueError, match=r"want a further column behind the sentence's, texts\.txt has only text"):
+    with pytest.raises(ValueError, match=r"need one more column after the sentence's, texts\.txt has only text"):
         small_run(tmp_path / "one", method="diffcse", columns=1, fields=fields)
     with pytest.raises(ValueError, match="differ by dropout alone"):
         small_run(tmp_path / "none", method="diffcse", columns=2, fields=fields | {"dropout": 0.0})
@@ -63,12 +65,14 @@ def test_presets_are_settings_of_the_method(path):
     run, _, fields = parse_run_arguments(["--config", str(path), "--train_file", "wiki.txt", "--output_dir", "out"])
     config = DiffCSEConfig(**fields)
     (rtd,) = config.objectives
-    assert run.method == "diffcse" and config.projector == "batchnorm"
+    assert run.method == "diffcse"
+    assert config.projector == "batchnorm"
     released = (rtd.edit_scope, rtd.edit_sampling, rtd.generator_dropout, rtd.rtd_positions)
     assert released == (
         ("all", "argmax", True, "all") if "released" in path.stem else ("masked", "sample", False, "real")
     )
-    assert rtd.probability == fields["rtd_probability"] and rtd.generator.startswith("distil")
+    assert rtd.probability == fields["rtd_probability"]
+    assert rtd.generator.startswith("distil")
 
 
 def test_command_line_of_joint_objectives():

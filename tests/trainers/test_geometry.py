@@ -81,7 +81,9 @@ def test_it_encodes_nothing_and_changes_nothing_else(small_run: SmallRun, tmp_pa
         logs.append(rows)
         counts.append(trainer.texts)
         assert bool(traces(trainer)) is geometry
-    assert drawn[0] == drawn[1] and logs[0] == logs[1] and counts[0] == counts[1]
+    assert drawn[0] == drawn[1]
+    assert logs[0] == logs[1]
+    assert counts[0] == counts[1]
     assert all(torch.equal(ends[0][name], value) for name, value in ends[1].items())
 
 

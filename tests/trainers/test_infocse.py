@@ -52,7 +52,8 @@ def test_a_run(run: Callable[..., CSETrainer], tmp_path: Path) -> None:
     trainer.add_callback(norms)
     trainer.train()
     for encoder, auxiliary in norms.seen:  # clipped together, one would be far below the limit
-        assert encoder == pytest.approx(0.1, rel=1e-3) and auxiliary == pytest.approx(0.1, rel=1e-3)
+        assert encoder == pytest.approx(0.1, rel=1e-3)
+        assert auxiliary == pytest.approx(0.1, rel=1e-3)
     log = [entry for entry in trainer.state.log_history if "loss/aux_mlm" in entry]
     assert len(log) == 4
     for entry in log:

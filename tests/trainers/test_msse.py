@@ -39,7 +39,8 @@ def test_a_run(run: Callable[..., CSETrainer]) -> None:
     assert len(log) == 4
     for entry in log:
         terms = [entry[f"loss/{name}"] for name in ("contrastive", "dcm", "icm")]
-        assert entry["loss"] == pytest.approx(sum(terms), rel=1e-5) and min(terms) > 0
+        assert entry["loss"] == pytest.approx(sum(terms), rel=1e-5)
+        assert min(terms) > 0
         assert entry["loss/icm"] == pytest.approx(0.2 * entry["metrics/icm_cross_entropy"], rel=1e-5)
         assert {"metrics/icm_gap", "metrics/dcm_diagonal", "metrics/dcm_off_diagonal"} <= entry.keys()
     assert not [name for name, value in trainer.model.state_dict().items() if torch.equal(before[name], value)]
@@ -68,4 +69,5 @@ def test_a_resumed_run_ends_bitwise_like_one_that_was_not(
     found, expected = (
         load_file(Path(each.training_dir) / "checkpoint-8" / "model.safetensors") for each in (resumed, straight)
     )
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

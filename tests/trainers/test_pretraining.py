@@ -78,7 +78,8 @@ def test_every_term_is_in_the_log_and_their_sum_is_the_loss(
     assert [entry["step"] for entry in entries] == [1, 2, 3, 4, 5, 6]
     for entry in entries:
         assert entry["loss"] == pytest.approx(entry["loss/mlm"] + entry["loss/aux_mlm"], abs=1e-4)
-        assert 0 <= entry["metrics/mlm_accuracy"] <= 1 and 0 <= entry["metrics/aux_mlm_accuracy"] <= 1
+        assert 0 <= entry["metrics/mlm_accuracy"] <= 1
+        assert 0 <= entry["metrics/aux_mlm_accuracy"] <= 1
     scored = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     assert [entry["step"] for entry in scored] == [2, 4, 6]
     assert scored[0].keys() >= {"eval_mlm", "eval_aux_mlm", "eval_mlm_accuracy", "eval_aux_mlm_accuracy"}
@@ -92,7 +93,8 @@ def test_heldout_scores_are_exact_means_over_all_masked_tokens(
     trainer.model.train()
     state = torch.get_rng_state()
     scores = trainer.heldout_scores()
-    assert scores == trainer.heldout_scores() and trainer.model.training
+    assert scores == trainer.heldout_scores()
+    assert trainer.model.training
     assert torch.equal(state, torch.get_rng_state())
     heldout = trainer.heldout
     assert heldout is not None
@@ -145,8 +147,10 @@ def test_a_resumed_run_is_bitwise_the_same(tokenizer: PreTrainedTokenizerFast, t
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
     logs = [[entry for entry in each.state.log_history if "train_runtime" not in entry] for each in (straight, again)]
     clocks = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
-    assert logs[0] == logs[1] and not clocks & {name for entry in logs[0] for name in entry}
-    assert straight.state.epoch is not None and 8 / 12 * straight.state.epoch > 1
+    assert logs[0] == logs[1]
+    assert not clocks & {name for entry in logs[0] for name in entry}
+    assert straight.state.epoch is not None
+    assert 8 / 12 * straight.state.epoch > 1
 
 
 def test_the_run_folder_is_a_checkpoint_that_goes_on(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -175,7 +179,8 @@ def test_both_terms_learn_what_the_context_tells(tmp_path: Path) -> None:
     trainer.train()
     scores = trainer.heldout_scores()
     assert scores["mlm"] < 1 and scores["aux_mlm"] < 1, math.log(8)
-    assert scores["mlm_accuracy"] > 0.7 and scores["aux_mlm_accuracy"] > 0.7
+    assert scores["mlm_accuracy"] > 0.7
+    assert scores["aux_mlm_accuracy"] > 0.7
 
 
 def test_small_budget_start(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -203,11 +208,11 @@ def test_a_loss_that_is_not_finite_stops_the_run(tokenizer: PreTrainedTokenizerF
 
 
 def test_settings_that_cannot_work_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="block_length must be at most 32, what the encoder can read, got 64"):
+    with pytest.raises(ValueError, match="block_length must be at most 32, the encoder's limit, got 64"):
         trainer_of(tmp_path, tokenizer, block_length=64)
-    with pytest.raises(ValueError, match="load_best_model_at_end needs held-out text"):
+    with pytest.raises(ValueError, match="load_best_model_at_end must be False without held-out text"):
         trainer_of(tmp_path, tokenizer, heldout=False, load_best_model_at_end=True)
-    with pytest.raises(ValueError, match="push_to_hub publishes sentence encoders"):
+    with pytest.raises(ValueError, match="push_to_hub must be False"):
         trainer_of(tmp_path, tokenizer, push_to_hub=True)
     larger = train_tokenizer(SENTENCES, 60)
     with pytest.raises(ValueError, match=r"vocab_size must be at least \d+ \(the tokenizer\), got \d+"):

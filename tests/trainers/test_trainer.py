@@ -139,7 +139,8 @@ def test_the_best_checkpoint_is_kept_and_restored_and_the_last_one_too(small_run
     last = saved_weights(trainer, 10)
     assert any(not torch.equal(last[name], value) for name, value in trainer.model.state_dict().items())
     folder = trainer.save_run()
-    assert folder == tmp_path / "run" and (folder / "modules.json").is_file()
+    assert folder == tmp_path / "run"
+    assert (folder / "modules.json").is_file()
     assert_weights(trainer, load_file(tmp_path / "run" / "training" / "model.safetensors"))
     assert checkpoints(trainer) == {"checkpoint-4", "checkpoint-10"}
 
@@ -164,7 +165,8 @@ def test_without_dev_set_the_last_state_is_kept_and_criteria_without_labels_are_
 ) -> None:
     trainer = small_run(tmp_path / "run")
     trainer.train()
-    assert trainer.args.metric_for_best_model is None and trainer.state.best_metric is None
+    assert trainer.args.metric_for_best_model is None
+    assert trainer.state.best_metric is None
     assert_weights(trainer, saved_weights(trainer, 5))
     for entry in evaluations(trainer):
         assert {"eval_alignment", "eval_uniformity", "eval_effective_rank"} <= entry.keys()
@@ -206,7 +208,8 @@ def test_transfer_tasks_can_select(small_run: SmallRun, tmp_path: Path, named: s
     assert trainer.state.best_metric == best
     for entry in entries:
         mean = (entry["eval_one_accuracy"] + entry["eval_other_accuracy"]) / 2
-        assert entry["eval_transfer_accuracy"] == pytest.approx(mean) and 0 < mean <= 100
+        assert entry["eval_transfer_accuracy"] == pytest.approx(mean)
+        assert 0 < mean <= 100
 
 
 def test_evaluating_leaves_random_state_and_model_alone(small_run: SmallRun, tmp_path: Path) -> None:
@@ -216,7 +219,8 @@ def test_evaluating_leaves_random_state_and_model_alone(small_run: SmallRun, tmp
     before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
     flags = [module.training for module in trainer.model.modules()]
     first, second = trainer.evaluate(), trainer.evaluate()
-    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
     assert np.array_equal(np.random.get_state()[1], before[2])
     assert [module.training for module in trainer.model.modules()] == flags
     assert first == second
@@ -363,9 +367,11 @@ def test_groups_have_their_own_rate_and_are_clipped_apart(
     trainer.add_callback(Norms())
     monkeypatch.setattr(Apart, "asked", 0)
     trainer.train()
-    assert len(norms) == 3 and Apart.asked == 2  # by the optimiser and by the clipping, not at every step
+    assert len(norms) == 3
+    assert Apart.asked == 2  # by the optimiser and by the clipping, not at every step
     for norm, apart in norms:  # joined, the huge gradients of either would leave nothing of the other's
-        assert norm == pytest.approx(0.5, rel=1e-3) and apart == pytest.approx(0.5, rel=1e-3)
+        assert norm == pytest.approx(0.5, rel=1e-3)
+        assert apart == pytest.approx(0.5, rel=1e-3)
     names = {id(p): name for name, p in trainer.model.named_parameters()}
     layer = {id(p) for p in trainer.model.objectives["reconstruction"].layer.parameters()}
     count = 0

@@ -1,4 +1,4 @@
-"""From rows of texts to a batch: tokenised once, with the copies that objectives ask for.
+"""Rows of texts become a batch: tokenised once, with the copies that objectives ask for.
 
 Shape suffixes: B sentences, C columns, V views, L tokens, M masked positions.
 """
@@ -19,21 +19,21 @@ from csekit.trainers.data.augmentation import Augmentation, fitting_words
 
 
 class CSECollator:
-    """Makes batches of the items of a corpus.
+    """Make batches of the items of a corpus.
 
     Arguments:
-        tokenizer: with a padding token; padding goes to the right whatever its own side is.
+        tokenizer: a tokenizer with a padding token; padding is on the right whatever its ``padding_side``.
         max_seq_length: tokens, special tokens and template included. A longer sentence loses its end.
-        batch_specs: masked or edited copies to add, by objective name. Where one of them wants a further column, the
-            last text of a row is that and none of the contrastive ones.
-        seed: of masking and augmentation. With the items' ``epoch`` and ``index`` it fixes every draw.
+        batch_specs: masked or edited copies to add, by objective name. If one of them needs a further column, the last
+            text of a row is that column and not a contrastive text.
+        seed: seed of masking and augmentation. With the items' ``epoch`` and ``index`` it fixes every draw.
         prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``; never truncated, never masked.
-        pad_to_multiple_of: round the length L up.
-        augmentation: makes a positive of each single sentence: the second column of the batch.
+        pad_to_multiple_of: round the length L up to a multiple of it.
+        augmentation: makes the positive of each single sentence: the second column of the batch.
 
     Raises:
-        ValueError: the tokenizer lacks a padding or a wanted mask token, ``max_seq_length`` is over its limit or
-            leaves no room for a sentence, a spec or the template makes no sense.
+        ValueError: the tokenizer has no padding token, or no mask token that a spec needs; ``max_seq_length`` exceeds
+            its limit or leaves no room for a sentence; a spec or the template is not valid.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class CSECollator:
             )
         if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
             raise ValueError(f"pad_to_multiple_of must be at least 1, got {pad_to_multiple_of}")
-        tokenize(tokenizer, ["a"], max_seq_length, prompt_template)  # refuses lengths and templates that cannot be
+        tokenize(tokenizer, ["a"], max_seq_length, prompt_template)  # raises ValueError for a wrong length or template
         self.tokenizer, self.max_seq_length, self.prompt_template = tokenizer, max_seq_length, prompt_template
         self.batch_specs = dict(batch_specs or {})
         self.seed, self.pad_to_multiple_of, self.augmentation = seed, pad_to_multiple_of, augmentation
@@ -64,22 +64,22 @@ class CSECollator:
             check_spec(f"batch_specs[{name!r}]", spec, self.vocabulary)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch of B rows ``{"texts": [s0, …], "index": int, "epoch": int}``, all with C texts (an augmentation adds
-        one).
+        """Make a batch of B rows ``{"texts": [s0, …], "index": int, "epoch": int}`` with C texts each (an augmentation
+        adds one).
 
         Returns:
             - ``input_ids``, ``attention_mask`` (B, C, L) int64. C = 1: the model encodes the sentence twice; 2: a
               pair; 3: a triplet.
-            - ``token_counts`` (B, C) int64, an array, which stays on the host where tensors go to a device: how many
-              tokens are real. Copies with a mask of their own have theirs, ``<name>_token_counts``.
+            - ``token_counts`` (B, C) int64: the number of real tokens, as a numpy array, which stays on the host when
+              tensors move to a device. Copies with their own mask have ``<name>_token_counts``.
             - ``index`` (B,) int64 sample indices; ``return_loss`` True.
             - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
               ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
-              independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). What an ``EditSpec``
-              or a ``TargetSpec`` brings, its own docstring says.
+              independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). The docstrings of
+              ``EditSpec`` and ``TargetSpec`` list their keys.
 
         Raises:
-            ValueError: rows with different numbers of texts, or without the further column that a spec wants.
+            ValueError: rows with different numbers of texts, or without the further column that a spec needs.
         """
         B, C = len(rows), len(rows[0]["texts"])
         if any(len(row["texts"]) != C for row in rows):
@@ -89,7 +89,9 @@ class CSECollator:
         columns = [[row["texts"][c] for row in rows] for c in range(C)]
         further = max((spec.further_columns for spec in self.batch_specs.values()), default=0)
         if (C := C - further) < 1:
-            raise ValueError(f"batch_specs want {further} further column, the rows hold {C + further} text")
+            raise ValueError(
+                f"rows must hold {further + 1} texts, batch_specs need a further column, got {C + further}"
+            )
         if self.augmentation is not None:
             columns.insert(1, self._positives(rows, C))
             C += 1
@@ -123,10 +125,10 @@ class CSECollator:
         return batch
 
     def _positives(self, rows: Sequence[Mapping[str, Any]], C: int) -> list[str]:
-        """The augmented sentences, as the second column."""
+        """Return the augmented sentences, the second column."""
         assert self.augmentation is not None
         if C != 1:
-            raise ValueError(f"augmentation {self.augmentation.kind!r} wants rows of one text, got {C}")
+            raise ValueError(f"rows must hold one text for augmentation {self.augmentation.kind!r}, got {C}")
         texts = [row["texts"][0] for row in rows]
         return self.augmentation(
             texts,
@@ -137,7 +139,7 @@ class CSECollator:
         )
 
     def _rows(self, tokens: TokenizedTexts, chosen: range) -> tuple[np.ndarray, ...]:
-        """Padded ids (N, L), what may be masked (N, L) bool, and lengths (N,) of some of the texts."""
+        """Return padded ids (N, L), True at maskable tokens (N, L), and lengths (N,) of the chosen texts."""
         ids = pad(self.tokenizer, [tokens.input_ids[i] for i in chosen], self.pad_to_multiple_of)["input_ids"].numpy()
         places = np.arange(ids.shape[1])
         first, last = (np.array([ends[i] for i in chosen])[:, None] for ends in (tokens.first, tokens.last))
@@ -147,7 +149,7 @@ class CSECollator:
     def _copies(
         self, name: str, spec: MaskingSpec, own: Any, index_B: np.ndarray, epoch_B: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """The masked copies of one objective; ``own`` are the rows of all views, view-major."""
+        """Make the masked copies of one objective; ``own`` holds the rows of all views, view-major."""
         ids, maskable, _ = own
         B = len(index_B)
         V = min(spec.views, len(ids) // B)
@@ -158,7 +160,7 @@ class CSECollator:
     def _edits(
         self, name: str, spec: EditSpec, own: Any, after: Any, index_B: np.ndarray, epoch_B: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """The edited copies of one objective; ``after`` are the rows of the further column."""
+        """Make the edited copies of one objective; ``after`` holds the rows of the further column."""
         B = len(index_B)
         V = min(spec.views, len(own[0]) // B)
         blocks = [] if spec.text == "next" else [[part[: V * B] for part in own]]
@@ -184,7 +186,8 @@ class CSECollator:
     def _target(
         self, name: str, spec: TargetSpec, own: Any, index_B: np.ndarray, epoch_B: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """The text that one objective's decoder shall write; ``own`` are the rows of all views, view-major."""
+        """Make the text that an objective's decoder learns to write; ``own`` holds the rows of all views,
+        view-major."""
         B = len(index_B)
         ids, maskable = (part[spec.view * B : (spec.view + 1) * B] for part in own[:2])
         draws = self._draws(name, epoch_B, index_B, 1) | {"view": np.full(B, spec.view)}
@@ -192,7 +195,7 @@ class CSECollator:
         return target_copy(ids, maskable, spec, self.vocabulary, pad_id=pad_id, multiple=multiple, **draws)
 
     def _draws(self, name: str, epoch_B: np.ndarray, index_B: np.ndarray, V: int) -> dict[str, Any]:
-        """What the draws of V views, view-major, depend on."""
+        """Return the arguments that the draws of V views depend on, view-major."""
         view = np.repeat(np.arange(V), len(index_B))
         return {
             "seed": self.seed,

@@ -1,7 +1,7 @@
-"""Randomness without state, and the masked copies that are drawn with it.
+"""Stateless random numbers, and the masked copies that are drawn with them.
 
-Every number is a hash of (seed, epoch, sample index, stream, place), so that a sentence is masked the same way in any
-batch, at any padding, in any worker or process, and after any resume.
+Every number is a hash of (seed, epoch, sample index, stream, place). A sentence is therefore masked in the same way in
+any batch, at any padding, in any worker or process, and after any resume.
 
 Shape suffixes: N rows, L tokens, K tokens of a target, M chosen tokens.
 """
@@ -30,23 +30,23 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def fold_in(key: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Keys that also depend on ``value``; both uint64, broadcast against each other."""
-    return mix(key ^ ((np.atleast_1d(value) + np.uint64(1)) * GOLDEN))  # never 0-d: scalars would warn of overflow
+    """Return keys that also depend on ``value``; both are uint64 and broadcast."""
+    return mix(key ^ ((np.atleast_1d(value) + np.uint64(1)) * GOLDEN))  # never 0-d: numpy warns of overflow in scalars
 
 
 def stream_id(name: str) -> int:
-    """A 64-bit number for a name, the same in every process."""
+    """Return a 64-bit number for a name, the same in every process."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def row_keys(seed: int, epoch: Integers, index: Integers, stream: str) -> np.ndarray:
-    """One key per sample: (N,) uint64.
+    """Return one key per sample: (N,) uint64.
 
     Arguments:
         seed: any integer.
-        epoch: that of all samples, or (N,), each sample's own.
+        epoch: one for all samples, or (N,).
         index: (N,) sample indices.
-        stream: what the numbers are for; different names give independent numbers.
+        stream: name of the purpose; different names give independent numbers.
     """
     key = np.zeros(1, dtype=np.uint64)
     for value in ([seed % 2**64], _unsigned(epoch), [stream_id(stream)], _unsigned(index)):
@@ -59,22 +59,22 @@ def _unsigned(numbers: Integers) -> np.ndarray:
 
 
 def unit(keys: np.ndarray) -> np.ndarray:
-    """Keys to float64 in [0, 1), from their upper 53 bits."""
+    """Turn keys into float64 in [0, 1), from their upper 53 bits."""
     return (keys >> np.uint64(11)) * 2.0**-53
 
 
 def uniform(seed: int, epoch: Integers, index: Integers, stream: str, shape: Sequence[int] = ()) -> np.ndarray:
-    """Uniform numbers in [0, 1) for N samples: (N, *shape) float64.
+    """Draw uniform numbers in [0, 1) for N samples: (N, *shape) float64.
 
-    An element depends on its sample and its place only: a larger ``shape`` or another batch holds the same numbers at
+    A number depends on its sample and its place only: a larger ``shape`` or another batch holds the same numbers at
     the same places.
 
     Arguments:
-        seed: of the run.
-        epoch: of the pass over the data, or (N,), each sample's own.
+        seed: the seed of the run.
+        epoch: one for all samples, or (N,).
         index: (N,) sample indices.
-        stream: what the numbers are for, e.g. ``"word_deletion"``; streams are independent of each other.
-        shape: per sample.
+        stream: name of the purpose, e.g. ``"train_fraction"``; streams are independent of each other.
+        shape: shape of the numbers of one sample.
     """
     keys = row_keys(seed, epoch, index, stream)
     for size in shape:
@@ -84,11 +84,11 @@ def uniform(seed: int, epoch: Integers, index: Integers, stream: str, shape: Seq
 
 @dataclass(frozen=True)
 class MaskingVocabulary:
-    """What masking has to know of a tokenizer.
+    """The ids of a tokenizer that masking needs.
 
     Arguments:
-        mask_id: id of the mask token, or None where there is none.
-        ordinary: (K,) int64 ids that are not special, ascending: what a random token is drawn from.
+        mask_id: id of the mask token, or None if the tokenizer has none.
+        ordinary: (K,) int64 ids that are not special, ascending; random tokens are drawn from them.
         special: (S,) bool, True at special ids (the unknown token is one).
     """
 
@@ -107,10 +107,11 @@ class MaskingVocabulary:
 
 
 def check_spec(name: str, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> None:
-    """Refuse a spec that cannot be served.
+    """Check a spec.
 
     Raises:
-        ValueError: shares or probability out of range, ``views`` not 1 or 2, a mask token wanted where there is none.
+        ValueError: shares or probability out of range, ``views`` not 1 or 2, a tokenizer without the mask token that
+            the spec needs.
     """
     if not 0 <= spec.probability <= 1:
         raise ValueError(f"{name}: probability must lie in [0, 1], got {spec.probability}")
@@ -146,20 +147,20 @@ def masked_copy(
     name: str,
     words_NL: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Masked copies of N rows of token ids; the rows themselves stay as they are.
+    """Make masked copies of N rows of token ids; the rows themselves do not change.
 
-    A token is chosen with ``spec.probability``; of the chosen, ``spec.mask_share`` become the mask token,
-    ``spec.random_share`` a random ordinary token, the others stay. Special ids are never chosen, also where they stand
+    A token is chosen with ``spec.probability``. A share ``spec.mask_share`` of the chosen tokens becomes the mask
+    token, a share ``spec.random_share`` a random ordinary token, the others stay. Special ids are never chosen, even
     in the sentence's own text.
 
     Arguments:
         ids_NL: (N, L) int64, padded on the right (a token's place counts from the left).
         maskable_NL: (N, L) bool, True at the sentence's own tokens: not at padding, not at a template.
-        epoch: of the pass over the data, or (N,), each row's own.
+        epoch: one for all rows, or (N,).
         index, view: (N,) each: sample index and view of each row.
-        name: the objective's name: objectives draw independently of each other.
-        words_NL: (N, L) int64, the number of the word in its row that a token is a piece of: the pieces of a word are
-            chosen together, and each then has its own fate. Default: every token is a word of its own.
+        name: the objective's name; objectives draw independently of each other.
+        words_NL: (N, L) int64, the number within its row of the word that a token belongs to. The pieces of a word are
+            chosen together; each is then replaced independently. Default: every token is a word.
 
     Returns:
         copies (N, L) int64; positions (M,) int64 of the chosen tokens in the flattened copies, ascending; labels (M,)
@@ -180,7 +181,7 @@ def masked_copy(
     positions_M = np.flatnonzero(chosen_NL).astype(np.int64)
     labels_M = ids_NL.reshape(-1)[positions_M]
     copies_NL = ids_NL.copy()
-    copies_NL.reshape(-1)[positions_M] = disguise(labels_M, keys_NL.reshape(-1)[positions_M], spec, vocabulary)
+    copies_NL.reshape(-1)[positions_M] = replacement_ids(labels_M, keys_NL.reshape(-1)[positions_M], spec, vocabulary)
     return copies_NL, positions_M, labels_M
 
 
@@ -194,12 +195,13 @@ def target_copy(
     multiple: int = 1,
     **draws: Any,
 ) -> dict[str, np.ndarray]:
-    """What :class:`TargetSpec` describes, by its keys without the name.
+    """Make the text that :class:`TargetSpec` describes; the result has its keys without the name.
 
     Arguments:
-        ids_NL, maskable_NL, vocabulary: as of :func:`masked_copy`; the sentences begin at the same place in all rows.
-        pad_id, multiple: of the padding.
-        draws: seed, epoch, index, view and name, as of :func:`masked_copy`.
+        ids_NL, maskable_NL, vocabulary: as in :func:`masked_copy`; the sentences begin at the same place in all rows.
+        pad_id: id of the padding token.
+        multiple: K is rounded up to a multiple of it.
+        draws: seed, epoch, index, view and name, as in :func:`masked_copy`.
     """
     first, lengths_N = int(maskable_NL.any(0).argmax()), maskable_NL.sum(1)
     K = -(-max(int(lengths_N.max()), 1) // multiple) * multiple
@@ -229,20 +231,22 @@ def choose(
     name: str,
     words_NL: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens are chosen, (N, L) bool, and each token's key, (N, L) uint64; arguments as :func:`masked_copy`."""
+    """Choose tokens: return (N, L) bool, and each token's key, (N, L) uint64. Arguments as in :func:`masked_copy`."""
     keys_N = fold_in(row_keys(seed, epoch, index, f"mask/{name}"), _unsigned(view))
     keys_NL = fold_in(keys_N[:, None], np.arange(ids_NL.shape[1], dtype=np.uint64))
     choice_NL = keys_NL if words_NL is None else fold_in(keys_N[:, None], words_NL.astype(np.uint64))
     return maskable_NL & ~vocabulary.special[ids_NL] & (unit(choice_NL) < probability), keys_NL
 
 
-def disguise(labels_M: np.ndarray, keys_M: np.ndarray, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> np.ndarray:
-    """What stands in the place of M chosen tokens: the mask token, a random one or themselves, (M,) int64."""
-    fate_M = unit(fold_in(keys_M, np.array([1], dtype=np.uint64)))
+def replacement_ids(
+    labels_M: np.ndarray, keys_M: np.ndarray, spec: MaskingSpec, vocabulary: MaskingVocabulary
+) -> np.ndarray:
+    """Return the ids that replace M chosen tokens, (M,) int64: the mask token, a random one or the token itself."""
+    kind_M = unit(fold_in(keys_M, np.array([1], dtype=np.uint64)))  # below mask_share: the mask token, and so on
     draw_M = unit(fold_in(keys_M, np.array([2], dtype=np.uint64)))
     new_M = labels_M.copy()
-    to_random = (fate_M >= spec.mask_share) & (fate_M < spec.mask_share + spec.random_share)
-    new_M[to_random] = vocabulary.ordinary[(draw_M[to_random] * len(vocabulary.ordinary)).astype(np.int64)]
+    random_M = (kind_M >= spec.mask_share) & (kind_M < spec.mask_share + spec.random_share)
+    new_M[random_M] = vocabulary.ordinary[(draw_M[random_M] * len(vocabulary.ordinary)).astype(np.int64)]
     if vocabulary.mask_id is not None:
-        new_M[fate_M < spec.mask_share] = vocabulary.mask_id
+        new_M[kind_M < spec.mask_share] = vocabulary.mask_id
     return new_M

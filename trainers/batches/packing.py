@@ -1,4 +1,4 @@
-"""Text without padding: sentences joined and cut into blocks, and the batches of masked blocks.
+"""Packed text without padding: sentences are joined and cut into blocks; batches hold masked blocks.
 
 Shape suffixes: N blocks, B blocks of a batch, L tokens of a block, M masked positions, V vocabulary.
 """
@@ -20,13 +20,13 @@ _CHUNK = 10_000  # texts tokenised at once
 
 
 class Blocks(EpochMixin, torch.utils.data.Dataset[Any]):
-    """Blocks of packed text, in memory (8 bytes a token). An item is ``{"input_ids": (L,), "words": (L,),
+    """Blocks of packed text, in memory (8 bytes per token). An item is ``{"input_ids": (L,), "words": (L,),
     "length": int, "index": int, "epoch": int}``.
 
     Arguments:
-        ids_NL: (N, L) int32 token ids, special tokens included; padded on the right where a block is not full.
+        ids_NL: (N, L) int32 token ids, special tokens included; a block that is not full is padded on the right.
         words_NL: (N, L) int32, the number within its block of the word that a token belongs to.
-        lengths_N: (N,) tokens of each block.
+        lengths_N: (N,) tokens of each block, padding excluded.
     """
 
     def __init__(self, ids_NL: np.ndarray, words_NL: np.ndarray, lengths_N: np.ndarray) -> None:
@@ -38,7 +38,7 @@ class Blocks(EpochMixin, torch.utils.data.Dataset[Any]):
 
     @property
     def block_length(self) -> int:
-        """L."""
+        """The tokens of a block, L."""
         return int(self.ids_NL.shape[1])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Blocks(EpochMixin, torch.utils.data.Dataset[Any]):
         }
 
     def sentences(self, special_V: np.ndarray) -> Iterator[Any]:
-        """The pieces between special tokens: sentences, cut where a block ends.
+        """Yield the pieces between special tokens, int32: sentences, cut at the end of a block.
 
         Arguments:
             special_V: (V,) bool, True at special ids.
@@ -74,12 +74,13 @@ def pack(
 ) -> Blocks:
     """Join all texts, in order, and cut them into blocks: ``[CLS] a [SEP] b [SEP] …``.
 
-    The first token of a block is [CLS], each text ends in [SEP]; a text may run on in the next block. Only the last
-    block may be padded: nothing is lost.
+    The first token of a block is [CLS] and each text ends in [SEP]. A text may continue in the next block. Only the
+    last block may be padded, so no token is lost.
 
     Arguments:
-        whole_words: keep which tokens are pieces of one word; False makes every token a word of its own. Words are the
-            fast tokenizer's, cut again at a marked space; one that the end of a block divides counts as two.
+        block_length: tokens of a block, L.
+        whole_words: number the words, so that masking chooses all pieces of a word together; False numbers every token
+            as a word. Words are the fast tokenizer's, split at marked spaces; a block's end splits a word in two.
 
     Raises:
         ValueError: no text, a block too short for a token, a tokenizer that puts nothing in front of a text or (for
@@ -88,22 +89,23 @@ def pack(
     frame = sentence_frame(tokenizer)
     room = block_length - len(frame.before)
     if not frame.before:
-        raise ValueError("the tokenizer puts no token in front of a text: a block needs one, as [CLS]")
+        raise ValueError("the tokenizer must put a token such as [CLS] in front of a text: a block begins with it")
     if room < 2:
         raise ValueError(f"block_length must be at least {len(frame.before) + 2}, got {block_length}")
     if whole_words and not tokenizer.is_fast:
-        raise ValueError("whole-word masking needs a fast tokenizer, which knows words; whole_words=False does not")
+        raise ValueError("whole_words must be False with a slow tokenizer, which does not know words")
     parts = [_stream(texts[i : i + _CHUNK], tokenizer, frame.after) for i in range(0, len(texts), _CHUNK)]
     ids, starts = (np.concatenate(column) for column in zip(*parts, strict=True)) if parts else (np.zeros(0),) * 2
     if len(ids) <= len(texts) * len(frame.after):
-        raise ValueError(f"the {len(texts)} texts hold no token")
+        raise ValueError(f"texts must hold at least one token, got none in {len(texts)} texts")
     return _cut(ids, starts if whole_words else None, frame.before, block_length, tokenizer.pad_token_id or 0)
 
 
 def _cut(
     ids: np.ndarray, starts: np.ndarray | None, before: tuple[int, ...], block_length: int, pad_id: int
 ) -> Blocks:
-    """Blocks of a stream of tokens, ``before`` in front of each; without ``starts`` every token is a word."""
+    """Cut a stream of tokens into blocks with ``before`` in front of each; without ``starts`` every token is a
+    word."""
     room = block_length - len(before)
     count = -(-len(ids) // room)
     lengths_N = np.full(count, block_length)
@@ -124,7 +126,7 @@ def _cut(
 def _stream(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, after: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids of texts one behind the other, each closed by ``after``, and whether a token begins a word."""
+    """Return the token ids of the concatenated texts, each with ``after`` behind it, and True where a word begins."""
     encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
     ids = [token for row in encoded["input_ids"] for token in (*row, *after)]
     if not tokenizer.is_fast:
@@ -141,15 +143,15 @@ def _stream(
 
 
 class PretrainingCollator:
-    """Masks blocks by BERT's recipe: each word (or token, see :func:`pack`) is chosen with ``probability``; of the
-    tokens chosen, 80 % become the mask token, 10 % a random one, 10 % stay.
+    """Mask blocks by BERT's recipe: each word (or token, see :func:`pack`) is chosen with ``probability``; 80 % of the
+    chosen tokens become the mask token, 10 % a random one, 10 % stay.
 
-    What is masked depends on seed, epoch and block alone: not on the batch, the worker or a resume.
+    The masks depend on seed, epoch and block only, not on the batch, the worker or a resume.
 
     Arguments:
-        tokenizer: with a mask token.
+        tokenizer: a tokenizer with a mask token.
         probability: share of words to predict.
-        seed: of the masking.
+        seed: seed of the masks.
 
     Raises:
         ValueError: the tokenizer has no mask token, or a probability outside [0, 1].
@@ -161,7 +163,7 @@ class PretrainingCollator:
         check_spec("mlm", self.spec, self.vocabulary)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch of B items of :class:`Blocks`.
+        """Make a batch of B items of :class:`Blocks`.
 
         Returns:
             ``input_ids`` (masked), ``attention_mask`` (B, L) int64; ``masked_positions`` (M,) in the flattened ids,

@@ -1,8 +1,8 @@
-"""Positives made of a sentence's own words: some deleted, some repeated, or their order shuffled.
+"""Augmented positives: some of a sentence's words are deleted or repeated, or their order is shuffled.
 
-A word is what white space separates, so these need a language that writes it. Every draw is a hash of (seed, epoch,
-sample index), as masking's are: a sentence gets the same positive in any batch, worker or process and after any
-resume, and another one in every epoch.
+Words are separated by white space, so the language must write it. Every draw is a hash of (seed, epoch, sample index),
+as in masking: a sentence gets the same positive in any batch, worker or process and after any resume, and another one
+in every epoch.
 
 Shape suffixes: N sentences, W words.
 """
@@ -20,7 +20,7 @@ from csekit.trainers.data.corpora import Corpus
 
 logger = logging.getLogger(__name__)
 
-#: Kind to the share of the words by default: all for a shuffle; for the others that of PCL's released code.
+#: Default share of the words by kind: all for a shuffle; for the others the value of PCL's released code.
 RATES = {"shuffle": 1.0, "delete": 0.2, "repeat": 0.2}
 KINDS = ("none", *RATES)
 ONE_WORD_LIMIT = 0.05
@@ -28,15 +28,15 @@ ONE_WORD_LIMIT = 0.05
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How the positive of a sentence is made (MSSE, Fig. 8, which takes the kinds from PCL, Wu et al. 2022).
+    """Make positives of sentences (MSSE, Fig. 8, which takes the kinds from PCL, Wu et al. 2022).
 
-    Of n ≥ 2 words, ``round(rate·n)`` are drawn without replacement:
+    ``round(rate·n)`` of a sentence's n ≥ 2 words are drawn without replacement:
 
-    - ``shuffle`` (SS): at least two, which change places among themselves;
-    - ``delete`` (WD): at least one, never all;
-    - ``repeat`` (WR): at least one, each then stands twice in a row (ESimCSE, Wu et al. 2022).
+    - ``shuffle`` (SS): at least two words, which exchange their places;
+    - ``delete`` (WD): at least one word, never all;
+    - ``repeat`` (WR): at least one word, each is written twice (ESimCSE, Wu et al. 2022).
 
-    A sentence of one word stays as it is: dropout alone tells its views apart.
+    A sentence of one word does not change: its two views differ by dropout alone.
 
     Arguments:
         kind: ``shuffle``, ``delete`` or ``repeat``.
@@ -49,11 +49,12 @@ class Augmentation:
     def __call__(
         self, texts: Sequence[str], *, seed: int, epoch: Sequence[int], index: Sequence[int], words: Sequence[int]
     ) -> list[str]:
-        """The positives of N sentences, words joined by single blanks.
+        """Return the positives of N sentences, words joined by single blanks.
 
         Arguments:
-            epoch, index: (N,) each: of the pass over the data and of the sample.
-            words: (N,) how many of its first words take part; the positive has no others (see :func:`fitting_words`).
+            seed: seed of the draws.
+            epoch, index: (N,) each: epoch and sample index.
+            words: (N,) number of first words that are used; the positive has no others (see :func:`fitting_words`).
         """
         words_N = [text.split(maxsplit=count)[:count] for text, count in zip(texts, words, strict=True)]
         W = max(map(len, words_N), default=0)
@@ -80,10 +81,10 @@ class Augmentation:
 def fitting_words(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, template: str | None = None
 ) -> list[int]:
-    """How many of its first words the encoder reads of each text: all of them, or those in front of the cut.
+    """Return for each text the number of first words that the encoder reads: all, or those before the truncation.
 
-    What stands behind the cut must not come forward in a positive. Words are counted in tokens one by one, which for
-    byte-level tokenizers can be off by a token.
+    A positive must not hold words behind the truncation. Each word is tokenised alone; with byte-level tokenizers the
+    sum can be off by a token.
     """
     tokens = tokenize(tokenizer, texts, max_length, template)
     cut = {i: text.split(maxsplit=max_length)[:max_length] for i, text in enumerate(texts) if tokens.truncated[i]}
@@ -98,10 +99,10 @@ def fitting_words(
 
 
 def make_augmentation(kind: str, rate: float | None = None) -> Augmentation | None:
-    """The augmentation of a setting; None for ``none``.
+    """Return the augmentation of a setting; None for ``none``.
 
     Raises:
-        ValueError: an unknown kind, a rate outside (0, 1], a rate without a kind.
+        ValueError: an unknown kind, a rate outside (0, 1], or a rate with ``none``.
     """
     if kind not in KINDS:
         raise ValueError(f"augmentation must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
@@ -109,7 +110,7 @@ def make_augmentation(kind: str, rate: float | None = None) -> Augmentation | No
         raise ValueError(f"augmentation_rate must lie in (0, 1], got {rate}")
     if kind == "none":
         if rate is not None:
-            raise ValueError(f"augmentation_rate {rate} needs an augmentation, got augmentation 'none'")
+            raise ValueError(f"augmentation_rate must be left out with augmentation 'none', got {rate}")
         return None
     return Augmentation(kind, RATES[kind] if rate is None else rate)
 
@@ -117,14 +118,14 @@ def make_augmentation(kind: str, rate: float | None = None) -> Augmentation | No
 def check_augmentation(
     augmentation: Augmentation | None, corpus: Corpus, further: int = 0, sample: int = 1000
 ) -> None:
-    """Refuse a corpus that has positives already or no words; warn where many texts are a single word.
+    """Check that a corpus can be augmented; warn if more than 5 % of the texts are single words.
 
     Arguments:
         further: columns behind the contrastive ones, which objectives read.
-        sample: rows that words are counted in.
+        sample: number of rows that are counted.
 
     Raises:
-        ValueError: there is nothing to augment.
+        ValueError: the corpus has several contrastive columns, or all texts are single words.
     """
     if augmentation is None:
         return
@@ -138,9 +139,9 @@ def check_augmentation(
     share = sum(len(text.split(maxsplit=1)) < 2 for text in texts) / len(texts)
     if share > ONE_WORD_LIMIT:
         told = (
-            f"{share:.0%} of the texts of {corpus.name} (of {len(texts):,} looked at) are a single word, words being "
-            f"what white space separates: nothing to {augmentation.kind}"
+            f"{share:.0%} of {len(texts):,} texts of {corpus.name} are a single word between white space, which "
+            f"augmentation {augmentation.kind!r} does not change"
         )
         if share == 1:
-            raise ValueError(f"{told}. A language without spaces has to be cut into words first")
-        logger.warning("%s, dropout alone makes their positive", told)
+            raise ValueError(f"{told}; segment a language without spaces into words first")
+        logger.warning("%s: dropout alone makes their positive", told)

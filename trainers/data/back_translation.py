@@ -1,7 +1,7 @@
 """Positives by back-translation: a sentence into another language and back (MSSE, §3.1, after Xie et al. 2020).
 
-Work goes block by block. A finished block is a file of its own, written whole or not at all, so that a run that was
-killed goes on behind its last block and writes what it would have written.
+Sentences are translated in blocks. Each finished block is written to a file of its own, atomically. A run that was
+killed continues behind its last block and writes the same pairs.
 """
 
 import csv
@@ -30,19 +30,19 @@ SUFFIXES = (".tsv", ".csv")
 
 @dataclass(frozen=True)
 class BackTranslation:
-    """How sentences are translated.
+    """Settings of back-translation.
 
     Arguments:
         forward, backward: translation models, Hub ids or folders.
-        languages: codes of the sentences' language and the other one, for multilingual models (NLLB, M2M100, mBART).
-        prefixes: text in front of each input, forwards and backwards (``">>deu<< "``, ``"translate English to …: "``).
-        batch_size: sentences; a batch holds sentences of like length.
-        num_beams: default: what the models' own generation config says.
-        max_length: longer sentences, in tokens, are left out: half a translation is no positive.
-        block_size: sentences that are sorted and kept together.
+        languages: codes of the source and the pivot language, for multilingual models (NLLB, M2M100, mBART).
+        prefixes: text before each input, forward and backward (``">>deu<< "``, ``"translate English to …: "``).
+        batch_size: sentences of a batch, which have similar lengths.
+        num_beams: default: the models' own generation config.
+        max_length: tokens; longer sentences are left out, since a truncated translation is no positive.
+        block_size: sentences of a block, which are sorted by length and written together.
 
     Raises:
-        ValueError: a number that makes no sense.
+        ValueError: a number below 1.
     """
 
     forward: str = "Helsinki-NLP/opus-mt-en-de"
@@ -61,7 +61,7 @@ class BackTranslation:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
     def translators(self) -> "tuple[Translator, Translator]":
-        """The two directions, loaded."""
+        """Load the models of both directions."""
         there = self.languages or (None, None)
         return (
             Translator(self.forward, self, self.prefixes[0], *there),
@@ -70,16 +70,16 @@ class BackTranslation:
 
 
 class Translator:
-    """One direction. bf16 on a GPU, fp32 elsewhere.
+    """Translate in one direction, in bf16 on a GPU, else in fp32.
 
     Arguments:
-        name: a sequence-to-sequence model.
+        name: a sequence-to-sequence model, Hub id or folder.
         settings: batch size, beams and length.
-        prefix: in front of each text.
-        source, target: language codes, for models that know several.
+        prefix: text before each input.
+        source, target: language codes, for multilingual models.
 
     Raises:
-        ValueError: a language that the tokenizer does not know.
+        ValueError: the tokenizer does not know a language.
     """
 
     def __init__(
@@ -108,18 +108,18 @@ class Translator:
         codes = getattr(self.tokenizer, "lang_code_to_token", {})  # M2M100 writes "__en__" for "en"
         found = self.tokenizer.convert_tokens_to_ids(codes.get(language, language))
         if found is None or found == self.tokenizer.unk_token_id:
-            raise ValueError(f"languages: {name} does not know {language!r}")
+            raise ValueError(f"languages must be codes that {name} knows, got {language!r}")
         return int(found)
 
     @torch.inference_mode()
     def __call__(
         self, texts: Sequence[str | None], progress: Callable[[int], Any] = lambda count: None
     ) -> list[str | None]:
-        """Translations in the order of the texts; None where a text is None, or longer than ``max_length`` tokens; ""
-        stays as it is.
+        """Translate texts, in their order. The result is None for None and for texts of more than ``max_length``
+        tokens, and "" for "".
 
         Arguments:
-            progress: called with the number of texts that are done.
+            progress: called with the number of texts that were finished.
         """
         given = [i for i, text in enumerate(texts) if text]
         ids = self.tokenizer([f"{self.prefix}{texts[i]}" for i in given])["input_ids"] if given else []
@@ -131,7 +131,7 @@ class Translator:
         for start in range(0, len(order), self.settings.batch_size):
             places = order[start : start + self.settings.batch_size]
             batch = self.tokenizer.pad({"input_ids": [rows[i] for i in places]}, return_tensors="pt").to(self.device)
-            length = min(2 * batch["input_ids"].shape[1] + 10, self.room - 1)  # an end for those that find none
+            length = min(2 * batch["input_ids"].shape[1] + 10, self.room - 1)  # generation may not end by itself
             inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
             ids = self.model.generate(**inputs, max_new_tokens=length, **self.options)
             for i, translation in zip(places, self.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
@@ -141,7 +141,7 @@ class Translator:
 
 
 def distinct(texts: Iterable[str]) -> list[str]:
-    """Each text once, white space as single blanks, blank ones left out."""
+    """Return each text once, with white space as single blanks and without blank texts."""
     return [text for text in dict.fromkeys(map(normal, texts)) if text]
 
 
@@ -153,24 +153,24 @@ def write_back_translations(
     ratios: tuple[float, float] = (0.5, 2.0),
     drop_identical: bool = False,
 ) -> dict[str, int]:
-    """Write sentence and back-translation as columns sent0 and sent1, and beside them how they were made.
+    """Write sentence and back-translation as columns sent0 and sent1, and the settings as ``<target>.json``.
 
-    Until the end the finished blocks lie in ``<target>.parts``. Another call with the same texts and settings (but
-    for ``batch_size``) goes on from there; with the models' work done, it only filters.
+    Until the end the finished blocks are in ``<target>.parts``. Another call with the same texts and settings
+    (``batch_size`` may differ) continues from them; if all blocks are finished, it only filters.
 
     Arguments:
         texts: distinct, as :func:`distinct` makes them.
         target: a ``.tsv`` (without quoting) or ``.csv`` file that does not exist yet.
-        ratios: least and greatest length of a back-translation over that of its sentence, in characters.
-        drop_identical: leave out back-translations that are the sentence itself.
+        ratios: least and greatest length of a back-translation divided by that of its sentence, in characters.
+        drop_identical: leave out back-translations that equal the sentence.
 
     Returns:
-        counts: ``sentences``, ``pairs``; left out: ``too_long``, ``empty``, ``ratio``, ``identical`` (which are among
-        the pairs where they are not dropped).
+        counts: ``sentences`` and ``pairs``; left out: ``too_long``, ``empty``, ``ratio``, ``identical`` (these are
+        among the pairs unless they are dropped).
 
     Raises:
-        ValueError: a target of another kind, parts of other texts or settings, no text.
-        FileExistsError: the target is there already.
+        ValueError: a target with another ending, parts of other texts or settings, no text.
+        FileExistsError: the target exists.
     """
     if target.suffix not in SUFFIXES:
         raise ValueError(f"the file to write must end in {' or '.join(SUFFIXES)}, got {target.name!r}")
@@ -188,14 +188,14 @@ def write_back_translations(
     os.replace(parts / target.name, target)
     made |= {"ratios": list(ratios), "drop_identical": drop_identical, "counts": counts}
     write_json(target.with_name(f"{target.name}.json"), made)
-    done = parts.with_name(f"{parts.name}.done")  # never half of the parts under their name
-    shutil.rmtree(done, ignore_errors=True)  # of a run that was killed in its last lines
+    done = parts.with_name(f"{parts.name}.done")  # a kill must not leave some of the parts under their name
+    shutil.rmtree(done, ignore_errors=True)  # left by a run that was killed at its very end
     shutil.rmtree(parts.rename(done))
     return counts
 
 
 def _settle(parts: Path, texts: Sequence[str], settings: BackTranslation) -> dict[str, Any]:
-    """Note what the parts are made of; refuse those of something else."""
+    """Record texts and settings beside the parts. Raises ValueError for parts of other texts or settings."""
     digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
     made = json.loads(json.dumps({**asdict(settings), "sentences": len(texts), "sha256": digest}))
     path = parts / "settings.json"
@@ -204,10 +204,11 @@ def _settle(parts: Path, texts: Sequence[str], settings: BackTranslation) -> dic
         changed = [
             f"{name}: {old.get(name)!r} there, {made[name]!r} now"
             for name in made
-            if old.get(name) != made[name] and name != "batch_size"  # a smaller one must be able to go on
+            if old.get(name) != made[name]
+            and name != "batch_size"  # a run that needed too much memory continues with a smaller one
         ]
         if changed:
-            raise ValueError(f"{parts} holds a part of another run ({'; '.join(changed)}): delete it to start anew")
+            raise ValueError(f"{parts} holds parts of another run ({'; '.join(changed)}): delete it to start again")
     else:
         write_json(path, made)
     names = {"forward": settings.forward, "backward": settings.backward}
@@ -219,7 +220,7 @@ def _block_path(parts: Path, block: int) -> Path:
 
 
 def _translate_blocks(parts: Path, texts: Sequence[str], settings: BackTranslation) -> None:
-    """Translate the blocks that are not there yet."""
+    """Translate the blocks that are missing."""
     starts = range(0, len(texts), settings.block_size)
     missing = [block for block in range(len(starts)) if not _block_path(parts, block).exists()]
     if not missing:
@@ -265,7 +266,7 @@ def _kept(
     drop_identical: bool,
     counts: Counter[str],
 ) -> Iterator[tuple[str, str]]:
-    """The pairs that stay, counted."""
+    """Yield the pairs that pass the filters; count all."""
     for text, back in zip(texts, translations, strict=True):
         if back is None:
             counts["too_long"] += 1

@@ -1,6 +1,6 @@
-"""Training texts: from a file or the Hub to a checked dataset of sentences, pairs or triplets.
+"""Load training texts, from files or the Hub, into a checked dataset of sentences, pairs or triplets.
 
-Everything that can be wrong with a corpus is said here, with file and line, before a model is loaded.
+Errors in a corpus are reported with file and line, before a model is loaded.
 """
 
 import hashlib
@@ -25,24 +25,24 @@ from csekit.trainers.data.tokenizer_report import TokenizerReport, tokenizer_rep
 
 logger = logging.getLogger(__name__)
 
-STORE_VERSION = 1  # of the files that the cache holds
-HEAD = 10_000  # rows that a stream is checked on at the start
+STORE_VERSION = 1  # format of the files in the cache
+HEAD = 10_000  # rows of a stream that are checked at the start
 
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """What was found in a corpus. All are numbers of rows except ``overlong`` (cells).
+    """Counts of a corpus: numbers of rows, except ``overlong`` (cells).
 
     Arguments:
-        rows: read.
-        used: left after the blank ones, ``max_samples`` and, where asked for, duplicates.
-        blank: dropped, since a text in them was empty or white space.
-        duplicates: that repeat an earlier row exactly. Kept unless ``deduplicated``.
-        deduplicated: whether these were dropped.
-        overlong: texts over 100,000 characters; ``first_overlong`` says where the first one is.
-        complete: False where only the head of a stream was looked at.
+        rows: rows that were read.
+        used: rows left without the blank ones, those behind ``max_samples`` and dropped duplicates.
+        blank: rows dropped because a text was empty or white space.
+        duplicates: rows that repeat an earlier row exactly; they are used unless ``deduplicated``.
+        deduplicated: True if the duplicates were dropped.
+        overlong: texts over 100,000 characters; ``first_overlong`` is the place of the first one.
+        complete: False if only the first rows of a stream were checked.
         fraction: share of the usable rows that was drawn, or None for all.
-        filtered: rows left out since they hold a sentence of an evaluation set.
+        filtered: rows left out because they hold a sentence of an evaluation set.
     """
 
     rows: int
@@ -57,7 +57,7 @@ class CorpusReport:
     filtered: int = 0
 
     def summary(self) -> str:
-        """One line for a log."""
+        """Return one line for a log."""
         parts = [f"{self.used:,} of {self.rows:,} rows used"]
         if not self.complete:
             parts = [f"the first {self.rows:,} rows of the stream checked, {self.used:,} usable"]
@@ -81,10 +81,10 @@ class Corpus:
     Arguments:
         dataset: :class:`SentenceDataset` or :class:`StreamingSentenceDataset`.
         columns: names of the one, two or three columns.
-        name: base name of the file(s), or name of the dataset on the Hub; holds no folder of this machine.
-        checksum: SHA-256 of the file(s), hexadecimal; None for the Hub and for streams.
-        fingerprint: of a dataset from the Hub; None otherwise.
-        report: what was found in it.
+        name: base name of the file(s), without folders, or name of the dataset on the Hub.
+        checksum: SHA-256 of the concatenated raw files, hexadecimal; None for the Hub and for streams.
+        fingerprint: fingerprint of a dataset from the Hub, else None.
+        report: counts of its rows.
     """
 
     dataset: SentenceDataset | StreamingSentenceDataset
@@ -99,12 +99,12 @@ class Corpus:
         return isinstance(self.dataset, StreamingSentenceDataset)
 
     def describe(self) -> dict[str, Any]:
-        """Plain values for a results file."""
+        """Return plain values for a results file."""
         identity = {"name": self.name, "columns": list(self.columns), "streaming": self.streaming}
         return {**identity, "checksum": self.checksum, "fingerprint": self.fingerprint, **asdict(self.report)}
 
     def sample(self, size: int) -> list[list[str]]:
-        """Rows of texts: evenly spaced ones, or the first ones of a stream."""
+        """Return ``size`` rows of texts: evenly spaced, or the first rows of a stream."""
         if isinstance(self.dataset, StreamingSentenceDataset):
             return [row["texts"] for _, row in zip(range(size), self.dataset, strict=False)]
         places = np.unique(np.linspace(0, len(self.dataset) - 1, min(size, len(self.dataset))).astype(int))
@@ -117,7 +117,7 @@ class Corpus:
         sample: int = 10_000,
         prompt_template: str | None = None,
     ) -> TokenizerReport:
-        """How well the tokenizer fits, on ``sample`` rows.
+        """Measure on ``sample`` rows how well the tokenizer fits the corpus.
 
         Raises:
             ValueError: ``max_seq_length`` leaves no room for a token.
@@ -140,33 +140,33 @@ def load_corpus(
 ) -> Corpus:
     """Read and check a corpus of sentences (one column), pairs (two) or triplets (three: anchor, positive, negative).
 
-    A text file holds one sentence a line. A csv or tsv file begins with a header; a tsv knows no quoting. A json file
-    holds an object a line, or one array of objects. Byte order marks and all kinds of line ends are accepted; texts
-    are otherwise taken as they are. The files are read once and kept, checked, as Arrow in the cache: the next start
-    reads them only for their checksum.
+    A text file holds one sentence per line. A csv or tsv file begins with a header; a tsv has no quoting. A json file
+    holds one object per line, or one array of objects. Byte order marks and all kinds of line ends are accepted; texts
+    are not changed otherwise. The checked rows are cached as Arrow: the next call reads the files only for their
+    checksum.
 
     Arguments:
         train_file: ``.txt``, ``.csv``, ``.tsv``, ``.json``, ``.jsonl`` (each also ``.gz``, ``.xz``) or ``.parquet``;
-            several files of one kind are read one after the other.
-        dataset_name: a dataset of the Hub (or a folder that ``datasets`` can load), instead of files; ``split`` and
-            ``dataset_config`` go with it.
+            several files of one kind are concatenated.
+        dataset_name: a dataset of the Hub (or a folder that ``datasets`` can load), instead of files.
+        split, dataset_config: split and configuration of that dataset.
         columns: names of one to three columns. Default: the columns that hold text, if there are at most three.
-        streaming: read while training. Only the first 10,000 rows are checked at the start.
-        max_samples: use only the first so many usable rows.
-        cache_dir: instead of the cache of ``datasets``.
-        deduplicate: drop rows that repeat an earlier one exactly (64-bit hashes decide). Not for streams.
+        streaming: read the rows while training. Only the first 10,000 rows are checked at the start.
+        max_samples: use only this many usable rows, the first ones.
+        cache_dir: folder of the cache; default: the cache of ``datasets``.
+        deduplicate: drop rows that repeat an earlier row exactly (by 64-bit hashes). Not for streams.
 
     Raises:
         FileNotFoundError: no such file.
-        CorpusError: anything wrong in the texts; the message names file and line.
-        ValueError: arguments that do not go together.
+        CorpusError: the texts are not valid; the message names file and line.
+        ValueError: the arguments contradict each other.
     """
     if max_samples is not None and max_samples < 2:
         raise ValueError(f"max_samples must be at least 2, got {max_samples}")
     if streaming and deduplicate:
-        raise ValueError("deduplicate=True needs streaming=False")
+        raise ValueError("deduplicate must be False with streaming=True, got True")
     if (train_file is None) == (dataset_name is None):
-        raise ValueError("give either train_file or dataset_name")
+        raise ValueError("give either train_file or dataset_name, got both or neither")
     elif train_file is not None:
         paths = [train_file] if isinstance(train_file, (str, os.PathLike)) else list(train_file)
         source = file_source([Path(path) for path in paths], columns, streaming, cache_dir)
@@ -191,7 +191,7 @@ def _report(scan: Scan, used: int, duplicates: int, deduplicated: bool = False, 
 
 
 def _at_least_two(rows: int, name: str) -> None:
-    """A contrast needs a second sentence."""
+    """Raise CorpusError for fewer than two rows: a contrast needs a second sentence."""
     if rows < 2:
         found = "no usable row" if rows == 0 else "one usable row"
         raise CorpusError(f"{name}: {found}; contrastive training needs at least 2")
@@ -208,7 +208,7 @@ def _streamed(source: Source, max_samples: int | None) -> Corpus:
 
 
 def _from_table(source: Source, max_samples: int | None, deduplicate: bool) -> Corpus:
-    """A memory-mapped table: scanned, and where rows fall out, seen through an index."""
+    """Check a memory-mapped table; if rows are dropped, an index selects the others."""
     scan = Scan(source.columns)
     keep: list[np.ndarray] = []
     for places, _ in source.checked(scan):
@@ -231,7 +231,7 @@ def _from_table(source: Source, max_samples: int | None, deduplicate: bool) -> C
 def _from_files(
     source: Source, max_samples: int | None, deduplicate: bool, cache_dir: str | os.PathLike[str] | None
 ) -> Corpus:
-    """Checked once and stored as Arrow under the checksum; later starts map the store."""
+    """Check files once and store them as Arrow under their checksum; later calls map the store."""
     checksum = sha256(source.paths)
     kinds = [file_kind(path) + "".join(path.suffixes[-1:]) for path in source.paths]
     key = json.dumps([STORE_VERSION, checksum, kinds, source.columns, max_samples, deduplicate])
@@ -251,8 +251,8 @@ def _from_files(
 
 
 def _write_store(source: Source, max_samples: int | None, deduplicate: bool, store: Path) -> None:
-    """Rows to ``.arrow``, report to ``.json``, distinct rows to ``.npy``; each appears whole or not at all, so that
-    several processes may do this at once."""
+    """Write rows to ``.arrow``, report to ``.json`` and distinct rows to ``.npy``, each atomically, so that several
+    processes can do this at once."""
     scan = Scan(source.columns, numbers_are_text=not {file_kind(path) for path in source.paths} & {"csv", "tsv"})
     schema = pa.schema([(column, pa.large_string()) for column in source.columns])
     limit = None if deduplicate else max_samples

@@ -27,7 +27,7 @@ class EpochMixin:
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Call it before the epoch's iterator is made: workers fetch ahead."""
+        """Set the epoch. Call this before the epoch's iterator is made: workers fetch ahead."""
         self._epoch[0] = epoch
 
 
@@ -35,11 +35,11 @@ class SentenceDataset(EpochMixin, torch.utils.data.Dataset[dict[str, Any]]):
     """Rows of texts, memory-mapped. An item is ``{"texts": [s0, …], "index": int, "epoch": int}``.
 
     Arguments:
-        rows: as ``datasets`` has them.
-        columns: those with the texts.
+        rows: a table of ``datasets``.
+        columns: names of its columns with the texts.
     """
 
-    KEPT = 1 << 8  # rows after which pages are given back; each may bring 2 MiB of its file along
+    KEPT = 1 << 8  # rows between two releases of pages; reading a row can map 2 MiB of its file
 
     def __init__(self, rows: datasets.Dataset, columns: Sequence[str]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class SentenceDataset(EpochMixin, torch.utils.data.Dataset[dict[str, Any]]):
         return self.__getitems__([index % size])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """A batch at once, for the DataLoader."""
+        """Return a batch of items at once, for the DataLoader."""
         indices, epoch = [int(i) for i in indices], self.epoch
         columns = self.rows[indices]
         self._read += len(indices)
@@ -68,8 +68,8 @@ class SentenceDataset(EpochMixin, torch.utils.data.Dataset[dict[str, Any]]):
 
 
 def give_back(files: Collection[str]) -> None:
-    """Let go of the pages of memory-mapped files that were read: they count as memory of the process, in the end the
-    whole file, and are read again where they are needed. Only Linux lets them be found; elsewhere nothing happens."""
+    """Release the pages of memory-mapped files, which otherwise count as memory of the process, in the end the whole
+    file. The system reads them again when they are needed. Does nothing except on Linux."""
     try:
         mappings = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -79,21 +79,21 @@ def give_back(files: Collection[str]) -> None:
         if not mapping.endswith(names):
             continue
         fields = mapping.split(maxsplit=5)
-        if fields[5] in files and fields[1].startswith("r-"):  # what is written is no file's
+        if fields[5] in files and fields[1].startswith("r-"):  # only read-only mappings are the file's
             start, end = (int(address, 16) for address in fields[0].split("-"))
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
 class ShuffledRows(torch.utils.data.Sampler[int]):
-    """The rows in an order of each epoch's own: that of accelerate's ``SeedableRandomSampler``, in a fifth of its
-    memory, 8 bytes a row.
+    """Shuffle the rows anew in each epoch: in the order of accelerate's ``SeedableRandomSampler``, with a fifth of its
+    memory, 8 bytes per row.
 
     Arguments:
-        rows: their number.
-        seed: with the epoch it fixes the order.
+        rows: number of rows.
+        seed: fixes the order together with the epoch.
     """
 
-    BLOCK = 1 << 16  # rows that are Python's numbers at once
+    BLOCK = 1 << 16  # indices that are converted to Python integers at once
 
     def __init__(self, rows: int, seed: int) -> None:
         self.rows, self.seed, self.epoch = rows, seed, 0
@@ -112,16 +112,16 @@ class ShuffledRows(torch.utils.data.Sampler[int]):
 
 
 class StreamingSentenceDataset(EpochMixin, torch.utils.data.IterableDataset[dict[str, Any]]):
-    """Rows of texts in the order of their source, read as they are needed; nothing is shuffled.
+    """Rows of texts in the order of their source, read while training and not shuffled.
 
-    Items are those of :class:`SentenceDataset`; ``index`` is the running number of the usable row, so it depends
-    neither on workers nor on processes. Every worker and every process reads the whole stream and leaves out the rows
-    of the others. With several workers the batches, too, are those of no workers if ``block_size`` is the number of
-    rows that one batch takes from the stream: the batch size of a device times the number of processes. Under several
-    processes the loader must not dispatch batches (``accelerator_config={"dispatch_batches": False}``).
+    Items are those of :class:`SentenceDataset`. ``index`` is the running number of the usable row, independent of
+    workers and processes: each of them reads the whole stream and skips the rows of the others. Several workers give
+    the same batches as none if ``block_size`` is the number of rows that one batch takes from the stream: the batch
+    size of a device times the number of processes. With several processes the loader must not dispatch batches
+    (``accelerator_config={"dispatch_batches": False}``).
 
-    Resume: skip the batches already seen, as the Trainer does. It takes a dataset without length for one epoch of
-    ``max_steps``, so over several passes only ``repeat=True`` resumes exactly: the stream then begins again by itself,
+    To resume, the Trainer skips the batches of the steps that were taken. It treats a dataset without length as one
+    epoch of ``max_steps``, so only ``repeat=True`` resumes exactly over several passes: the stream then repeats
     without end, and an item's ``epoch`` counts the passes.
     """
 
@@ -152,8 +152,8 @@ class StreamingSentenceDataset(EpochMixin, torch.utils.data.IterableDataset[dict
 
 
 class SetEpochCallback(TrainerCallback):
-    """Tells the training dataset its epoch. Needed, since accelerate tells it in an ordinary epoch but not in one that
-    is resumed in the middle, nor under several processes."""
+    """Set the epoch of the training dataset. accelerate does this only in epochs that begin at their start, with one
+    process."""
 
     def __init__(self, dataset: EpochMixin) -> None:
         self.dataset = dataset

@@ -1,4 +1,4 @@
-"""Where training texts come from, with the columns that are used: files, or tables of ``datasets``."""
+"""Sources of training texts, files or tables of ``datasets``, and the choice of their columns."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from csekit.encoding.text_files import ROWS, CorpusError, RowBatch, Scan, file_c
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from: a table of ``datasets`` (map-style or streaming), or else the files themselves."""
+    """The source of the rows: a table of ``datasets`` (map-style or streaming), or files."""
 
     columns: tuple[str, ...]
     name: str
@@ -22,7 +22,7 @@ class Source:
     table: Any = None
 
     def checked(self, scan: Scan) -> Iterator[tuple[list[int], list[list[str]]]]:
-        """The usable rows in batches: their places among all rows, and their texts per column."""
+        """Yield the usable rows in batches: their places among all rows, and their texts per column."""
         if self.table is not None:
             for batch in self._table_batches():
                 keep, texts = scan.check(batch, self.name, unit="row")
@@ -44,7 +44,7 @@ class Source:
 
 
 def hub_name(dataset_name: str) -> str:
-    """The name on the Hub; of a folder of this machine its last part only."""
+    """Return the name on the Hub, or the last part of a local folder's path."""
     return Path(dataset_name).resolve().name if os.path.exists(dataset_name) else dataset_name
 
 
@@ -54,17 +54,22 @@ def file_source(
     streaming: bool,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Source:
-    """Files that exist and are not empty, with the columns resolved."""
+    """Check that files exist and are not empty, and resolve their columns.
+
+    Raises:
+        FileNotFoundError: no such file.
+        CorpusError: a file that cannot be read, files of several kinds, or columns that are missing or unclear.
+    """
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"train_file {path} does not exist")
         if path.is_dir():
-            raise CorpusError(f"train_file {path} is a folder, a file is wanted")
+            raise CorpusError(f"train_file must be a file, got the folder {path}")
         if path.stat().st_size == 0:
             raise CorpusError(f"{path}: the file is empty")
     kinds = {file_kind(path) for path in paths}
     if len(kinds) != 1:
-        raise CorpusError(f"train_file: files of one kind are wanted, got {', '.join(sorted(kinds)) or 'none'}")
+        raise CorpusError(f"train_file must name files of one kind, got {', '.join(sorted(kinds)) or 'none'}")
     name = "+".join(path.name for path in paths)
     if kinds == {"parquet"}:
         files = [str(path) for path in paths]
@@ -86,8 +91,9 @@ def file_source(
 
 
 def table_source(table: Any, columns: str | Sequence[str] | None, name: str) -> Source:
+    """Resolve the columns of a table. Raises CorpusError if one is missing, unclear or holds no text."""
     features = table.features
-    if features is None:  # a stream that does not say: look at its first row
+    if features is None:  # a stream without features: look at its first row
         first: dict[str, Any] = next(iter(table), {})
         available = {column: isinstance(value, str) for column, value in first.items()}
     else:
@@ -108,15 +114,15 @@ def _is_text(feature: Any) -> bool:
 
 
 def resolve_columns(available: dict[str, bool], columns: str | Sequence[str] | None, where: str) -> tuple[str, ...]:
-    """The columns to use.
+    """Choose the columns to use.
 
     Arguments:
-        available: column names, and whether each holds text.
-        columns: what the user asked for, or None: all that hold text, if these are one to three.
-        where: for messages.
+        available: True for columns that hold text, by name.
+        columns: the names that the user gave, or None for all columns that hold text, at most three.
+        where: file or dataset, for messages.
 
     Raises:
-        CorpusError: a column is missing, or it is not clear which ones are meant.
+        CorpusError: a column is missing, or the choice is not clear.
     """
     listed = ", ".join(available) or "none"
     if columns is None:

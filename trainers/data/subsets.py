@@ -1,4 +1,4 @@
-"""A part of a corpus: a drawn share (few-shot training), or the rows without sentences of the evaluation sets."""
+"""Parts of a corpus: a random share (few-shot training), or the rows without sentences of the evaluation sets."""
 
 import re
 import unicodedata
@@ -18,9 +18,9 @@ _NO_WORD = re.compile(r"[\W_]+")
 
 
 def draw_fraction(corpus: Corpus, fraction: float, seed: int) -> Corpus:
-    """A share of the rows, drawn without replacement, in the order of the corpus.
+    """Draw a share of the rows without replacement; they stay in the order of the corpus.
 
-    The same seed draws nested shares: those of a smaller fraction are among those of a larger one.
+    Shares of the same seed are nested: a larger fraction contains the rows of a smaller one.
 
     Arguments:
         fraction: in (0, 1]; ``round(fraction · rows)`` rows are drawn.
@@ -39,11 +39,11 @@ def draw_fraction(corpus: Corpus, fraction: float, seed: int) -> Corpus:
 
 
 def without_rows(corpus: Corpus, places: np.ndarray) -> Corpus:
-    """The corpus without the rows at these places. Raises ValueError where fewer than 2 are left."""
+    """Return the corpus without the rows at these places. Raises ValueError if fewer than 2 rows are left."""
     rows = len(_mapped(corpus, "filter_overlap").rows)
     kept = np.setdiff1d(np.arange(rows), places)
     if len(kept) < 2:
-        raise ValueError(f"{corpus.name}: {len(kept)} of {rows:,} rows hold no sentence of an evaluation set")
+        raise ValueError(f"{corpus.name}: filter_overlap must leave at least 2 of {rows:,} rows, got {len(kept)}")
     return _selected(corpus, kept, filtered=rows - len(kept))
 
 
@@ -62,13 +62,14 @@ def _selected(corpus: Corpus, places: np.ndarray, **found: Any) -> Corpus:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Which rows of a corpus hold a sentence of an evaluation set. Case, accents' encoding, blanks and punctuation do
-    not count: evaluation texts are often tokenised and lower-cased.
+    """The rows of a corpus that hold a sentence of an evaluation set. The comparison ignores case, Unicode form,
+    blanks and punctuation: evaluation texts are often tokenised and lower-cased.
 
     Arguments:
         rows: (R,) their places, ascending.
-        texts: cells that are such a sentence.
-        sets: by name of the set, how many of its sentences (two a pair) the corpus holds, and of how many.
+        texts: number of cells that are such a sentence.
+        sets: by name of the set, the number of its sentences in the corpus and the number of its sentences (two per
+            pair).
     """
 
     rows: np.ndarray
@@ -76,12 +77,12 @@ class Overlap:
     sets: dict[str, tuple[int, int]]
 
     def describe(self, filtered: bool) -> dict[str, Any]:
-        """Plain values for a results file."""
+        """Return plain values for a results file."""
         sets = {name: {"sentences": found, "of": size} for name, (found, size) in self.sets.items()}
         return {"rows": len(self.rows), "texts": self.texts, "filtered": filtered, "sets": sets}
 
     def summary(self, filtered: bool) -> str:
-        """One line for a log."""
+        """Return one line for a log."""
         if not len(self.rows):
             return f"no row holds a sentence of {', '.join(self.sets)}"
         found = ", ".join(f"{name} {n:,} of {size:,}" for name, (n, size) in self.sets.items() if n)
@@ -90,7 +91,7 @@ class Overlap:
 
 
 def comparable(text: str) -> str:
-    """The letters and digits of a text, without case."""
+    """Return the letters and digits of a text, case-folded."""
     return _NO_WORD.sub("", (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold())
 
 
@@ -98,8 +99,8 @@ def find_overlap(corpus: Corpus, sets: Sequence[tuple[str, Sequence[Pairs]]]) ->
     """Compare every text of a corpus with every sentence of evaluation sets.
 
     Arguments:
-        corpus: not a stream.
-        sets: names and their pairs.
+        corpus: a corpus that is no stream.
+        sets: name and pairs of each set.
     """
     slots = {
         name: [key for part in pairs for text in (*part.sentences1, *part.sentences2) if (key := comparable(text))]

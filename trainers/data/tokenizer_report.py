@@ -1,4 +1,4 @@
-"""How well a tokenizer fits a text: what it does not know, what it cuts, what it throws away."""
+"""Measure how well a tokenizer fits texts: unknown tokens, truncation, lost accents."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -8,28 +8,28 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from csekit.modeling.tokenization import tokenize
 
-#: Above this share of unknown tokens a tokenizer is probably the wrong one.
+#: A tokenizer with a larger share of unknown tokens is probably the wrong one.
 UNKNOWN_LIMIT = 0.05
-#: Above this share of texts that lose accents they belong to the language; English text has some in names.
+#: If more texts lose accents, the language uses accents; English text has some in names.
 ACCENTS_LIMIT = 0.2
-#: Fewer characters a token than this, and words fall apart: English has 4 to 5 under its own tokenizer.
+#: With fewer characters per token, words are split into letters; English has 4 to 5 with its own tokenizer.
 CHARACTERS_LIMIT = 2.5
-#: Scripts in which a token of one character is nothing unusual.
+#: Scripts in which tokens of one character are common.
 _DENSE = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "YI ", "BOPOMOFO")
 
 
 @dataclass(frozen=True)
 class TokenizerReport:
-    """How a tokenizer fits a corpus, on a sample of its rows.
+    """Fit of a tokenizer to a corpus, measured on a sample of its rows.
 
     Arguments:
-        texts: looked at.
-        unknown_share: unknown tokens among all tokens.
-        truncated_share: texts longer than the length limit among all texts.
-        mean_tokens: per text, special tokens and template included, after truncation.
-        characters_per_token: of what was not cut, special tokens and template left out.
-        accents_dropped: share of the texts that lose an accent (ä becomes a, й becomes и).
-        warning: what is wrong, or None.
+        texts: number of texts in the sample.
+        unknown_share: share of unknown tokens.
+        truncated_share: share of texts that are longer than the limit.
+        mean_tokens: mean tokens per text after truncation, special tokens and template included.
+        characters_per_token: mean over texts that were not truncated, without special tokens and template.
+        accents_dropped: share of texts that lose an accent (ä becomes a, й becomes и).
+        warning: the problems that were found, or None.
     """
 
     texts: int
@@ -41,7 +41,7 @@ class TokenizerReport:
     warning: str | None = None
 
     def summary(self) -> str:
-        """One line for a log."""
+        """Return one line for a log."""
         return (
             f"{self.mean_tokens:.1f} tokens a text, {self.unknown_share:.2%} of them unknown, "
             f"{self.truncated_share:.1%} of the texts truncated (on {self.texts:,} texts)"
@@ -55,12 +55,12 @@ def tokenizer_report(
     prompt_template: str | None = None,
     name: str = "the corpus",
 ) -> TokenizerReport:
-    """Look at each text under the tokenizer.
+    """Tokenise texts and measure the fit.
 
     Arguments:
-        texts: at least one.
-        max_seq_length: tokens of a text, special ones and template included; what is longer is cut.
-        name: of the corpus, for the warning.
+        texts: at least one text.
+        max_seq_length: tokens of a text, special ones and template included; longer texts are truncated.
+        name: name of the corpus, for the warning.
 
     Raises:
         ValueError: ``max_seq_length`` leaves no room for a token.
@@ -99,7 +99,7 @@ def tokenizer_report(
 
 
 def accents_dropped(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> float:
-    """Share of the texts that have fewer combining marks, once decomposed, behind the tokenizer's normaliser."""
+    """Return the share of texts that lose combining marks (after decomposition) in the tokenizer's normaliser."""
     normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or normalizer is None:
         return 0.0
@@ -112,7 +112,7 @@ def _marks(text: str) -> int:
 
 
 def _dense(texts: Sequence[str]) -> bool:
-    """Whether most letters are of a script that has few letters a word."""
+    """Return True if most letters belong to a script with few letters per word."""
     letters = [character for text in texts[:200] for character in text if character.isalpha()]
     dense = sum(unicodedata.name(character, "").startswith(_DENSE) for character in letters)
     return 2 * dense > len(letters)

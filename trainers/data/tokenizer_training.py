@@ -1,4 +1,4 @@
-"""A tokenizer from nothing but sentences, the same on every run."""
+"""Train a tokenizer on sentences, with the same result on every run."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,20 +28,20 @@ def train_tokenizer(
 
     Arguments:
         sentences: the corpus.
-        vocab_size: upper limit of the vocabulary, special tokens (ids 0 to 4) included; a small corpus stays below it.
+        vocab_size: upper limit of the vocabulary, special tokens (ids 0 to 4) included; a small corpus gives fewer.
         min_frequency: a pair of pieces is merged only if it occurs this often.
-        limit_alphabet: only this many characters, the most frequent ones, get pieces; a word with another is [UNK].
-        model_max_length: tokens that ``truncation=True`` leaves.
+        limit_alphabet: number of characters, the most frequent ones, that get pieces; a word with another is [UNK].
+        model_max_length: length limit of ``truncation=True``, in tokens.
 
     Raises:
         ValueError: vocab_size has no room for special tokens and characters, or there is no sentence.
     """
     if not sentences:
-        raise ValueError("sentences must not be empty")
+        raise ValueError("sentences must hold at least one sentence, got none")
     special = list(SPECIAL_TOKENS.values())
     tokenizer = _wordpiece({token: index for index, token in enumerate(special)})
     # The trainer numbers single characters in the order of a randomly seeded hash table, and breaks ties between
-    # merges by these numbers. Given as special tokens they have their numbers before that.
+    # merges by these numbers. As special tokens they get fixed numbers.
     counts = Counter(char for text in sentences for word in _words(tokenizer, text) for char in word)
     kept = set(sorted(counts, key=lambda char: (-counts[char], char))[:limit_alphabet])
     spaced = [_keep(tokenizer, text, kept) for text in sentences]
@@ -56,7 +56,7 @@ def train_tokenizer(
         vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=special + characters, show_progress=False
     )
     tokenizer.train_from_iterator(spaced, trainer)
-    tokenizer = _wordpiece(tokenizer.get_vocab())  # the same pieces; of the special tokens only the five remain
+    tokenizer = _wordpiece(tokenizer.get_vocab())  # the same pieces with only the five special tokens
     cls, sep = SPECIAL_TOKENS["cls_token"], SPECIAL_TOKENS["sep_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",

@@ -14,26 +14,26 @@ from csekit.evaluation.results import read_results
 from csekit.modeling import METHODS
 from csekit.trainers.hub.card_scores import SUITES, dev_table, suite_tables
 
-#: In the repository beside this folder, in a wheel too.
+#: In the repository beside the rooms, in a wheel beside the subpackages.
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"
-#: Around the part of a card that says how to load the model.
+#: Marks around the part of a card that shows how to load the model.
 _USE, _END_USE = "<!-- use -->", "<!-- end use -->"
 
-#: Of Transformers' own bookkeeping.
+#: Fields of Transformers' that a card leaves out.
 _NO_SETTING = {"architectures", "dtype", "model_type", "pad_token_id", "use_cache", "greater_is_better"}
 _HOW = {"pairs": "on sentence pairs", "triplets": "on triplets of sentence, positive and hard negative"}
 
 
 @dataclass(frozen=True)
 class CardOptions:
-    """What no results file knows.
+    """Metadata of a card that no results file holds.
 
     Arguments:
-        name: title and name of the model; None: the folder's.
-        path: what the snippets load; None: the name.
-        base_model: of the metadata: a Hub id.
-        license: identifier as on the Hub, ``apache-2.0``.
-        language: codes, ``en``.
+        name: title and name of the model; None: the folder's name.
+        path: the path or Hub id in the snippets; None: the name.
+        base_model: Hub id of the backbone.
+        license: identifier as on the Hub, e.g. ``apache-2.0``.
+        language: language codes, e.g. ``en``.
         datasets: Hub ids of the corpus.
     """
 
@@ -53,7 +53,7 @@ def _template(name: str) -> Any:
 
 
 def _embeddings(config: Mapping[str, Any]) -> list[str]:
-    """The last lines of the snippet for Transformers: from a batch to the embeddings."""
+    """Return the last lines of the snippet for Transformers, which compute the embeddings of a batch."""
     states, mask = "model(**batch).last_hidden_state", 'batch["attention_mask"]'
     offset = config.get("prompt_mask_offset") or 0
     if config["pooling"] == "mean":
@@ -68,7 +68,7 @@ def _embeddings(config: Mapping[str, Any]) -> list[str]:
 
 
 def _overlap(results: Mapping[str, Any]) -> str:
-    """What is to be said of evaluation sentences that were trained on."""
+    """Return a sentence about training rows that hold evaluation sentences, or an empty text."""
     found = results.get("overlap")
     if not found or not found["rows"] or found["filtered"]:
         return ""
@@ -88,11 +88,12 @@ def _setting(results: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def render_card(results: Mapping[str, Any], name: str, options: CardOptions = CardOptions()) -> str:
-    """The text of a model card.
+    """Return the text of a model card.
 
     Arguments:
-        results: of a run, as ``run_results`` makes them, with further suites as ``with_scores`` adds them.
-        name: of the model, where ``options`` give none.
+        results: results of a run, from ``run_results`` or ``results_of``.
+        name: name of the model if ``options`` give none.
+        options: further metadata.
     """
     config, name = results["config"], options.name or name
     suites = [*dev_table(results), *suite_tables(results)]
@@ -124,6 +125,7 @@ def render_card(results: Mapping[str, Any], name: str, options: CardOptions = Ca
             exported=config["pooling"] in ("cls", "mean", "mask"),
             projected=config.get("projector_at_inference", False),
             embeddings="\n".join(_embeddings(config)),
+            imports=results.get("imports", []),
             suites=suites,
             overlap=_overlap(results),
             languages=", ".join(options.language),
@@ -141,10 +143,10 @@ def write_model_card(
     """Write ``README.md`` into an export.
 
     Arguments:
-        folder: of the export.
-        results: of the run, as ``run_results`` makes them.
-        base_model: named in the metadata where it is a Hub id, not where it is a folder.
-        options: the rest.
+        folder: the folder of the export.
+        results: results of the run, from ``run_results``.
+        base_model: the backbone; a Hub id is named in the metadata, a folder is not.
+        options: further metadata.
     """
     folder = Path(folder).resolve()
     if not options.base_model and base_model and not Path(base_model).exists():
@@ -155,18 +157,18 @@ def write_model_card(
 
 
 def write_card(path: Path, text: str) -> None:
-    """Write the text, once its metadata are known to be what the Hub reads.
+    """Write a card after checking its metadata.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the Hub could not read the metadata.
     """
     ModelCard(text)
     write_atomically(path, text.encode())
 
 
 def with_code_section(card: str, path: str) -> str:
-    """A card for the repository that holds the whole model with its code: how to load it is replaced. One without the
-    marks around that part, written by hand, stays as it is."""
+    """Return the card of a repository that holds the whole model with its code: the part that shows how to load it is
+    replaced. A card without the marks around that part, written by hand, does not change."""
     start, end = card.find(_USE), card.find(_END_USE)
     if start < 0 or end < start:
         return card
@@ -178,7 +180,7 @@ def with_code_section(card: str, path: str) -> str:
 
 
 def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """The results of a run, from its folder or its file, with the suites of further files of ``csekit eval``.
+    """Read the results of a run from its folder or file, and add the suites of further files of ``csekit eval``.
 
     Raises:
         FileNotFoundError: no such file.
@@ -193,13 +195,13 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
         found = read_results(file)
         theirs = found.get("run", {}).get("weights") or weights
         if weights and theirs != weights:
-            raise ValueError(f"{file}: the scores must be of the run's encoder, its weights are others")
+            raise ValueError(f"{file}: the scores must be those of the run's encoder, but its weights differ")
         weights = theirs
         pooling = found.get("run", {}).get("encoder", {}).get("pooling", results["config"]["pooling"])
         mask_last = results["config"].get("prompt_mask_offset") == -1
         if pooling != results["config"]["pooling"] and not (pooling == "lasttoken" and mask_last):
             raise ValueError(
-                f"{file}: the scores must be of the run's encoder, whose pooling is "
+                f"{file}: the scores must be those of the run's encoder, whose pooling is "
                 f"{results['config']['pooling']!r}, got {pooling!r}"
             )
         results |= {key: found[key] for key in SUITES if key in found}
@@ -207,7 +209,7 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
 
 
 def write_cards(listing: str | Path) -> list[Path]:
-    """Write the cards that a YAML file lists, beside it: see :func:`listed_cards`."""
+    """Write the cards that a YAML file lists, into its folder: see :func:`listed_cards`."""
     written = []
     for name, text in listed_cards(listing).items():
         path = Path(listing).with_name(f"{name}.md")
@@ -217,11 +219,12 @@ def write_cards(listing: str | Path) -> list[Path]:
 
 
 def listed_cards(listing: str | Path) -> dict[str, str]:
-    """The cards of a YAML file, by name. Each entry names ``results``, perhaps ``scores`` (a list), both relative to
-    the folder above the file's, and fields of :class:`CardOptions`.
+    """Return the cards of a YAML file by name. Each entry names ``results``, optionally ``scores`` (a list), both
+    relative to the folder above the file's, and fields of :class:`CardOptions`.
 
     Raises:
-        FileNotFoundError, ValueError: what is wrong with the listing or a file that it names.
+        FileNotFoundError: no such listing or results file.
+        ValueError: the listing or a file that it names is not valid.
     """
     listing = Path(listing).resolve()
     try:

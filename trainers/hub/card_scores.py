@@ -1,4 +1,4 @@
-"""The scores of a model card: a table for each suite, and entries of the card's metadata."""
+"""The scores of a model card: a table per suite, and the entries of the card's metadata."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from csekit.evaluation.retrieval_data import kind_and_cutoff
 from csekit.evaluation.sts_data import STS_TASKS
 from csekit.evaluation.transfer_data import TRANSFER_TASKS
 
-#: The sets as mteb has them on the Hub; the others are named in the metadata without being a set of the Hub.
+#: Hub ids of mteb's sets. The metadata name other sets without an id.
 HUB_SETS = {
     **{f"STS{year}": f"mteb/sts{year}-sts" for year in range(12, 17)},
     "STS-B": "mteb/stsbenchmark-sts",
@@ -25,9 +25,9 @@ class SuiteTable:
     """A table of the card.
 
     Arguments:
-        says: what stands in front of it.
+        says: the sentence above the table.
         head, rows: its cells.
-        entries: of the metadata.
+        entries: its scores for the metadata.
     """
 
     says: str
@@ -37,16 +37,16 @@ class SuiteTable:
 
 
 def suite_tables(results: Mapping[str, Any]) -> list[SuiteTable]:
-    """The suites that some results hold, in the order of the card.
+    """Return the tables of the suites in the results, in the order of the card.
 
     Arguments:
-        results: keys as in the results files of a run and of ``csekit eval``.
+        results: contents of a results file of a run or of ``csekit eval``.
     """
     return [make(results) for key, make in SUITES.items() if results.get(key)]
 
 
 def _ordered(scores: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """The papers' order; a results file has its keys sorted."""
+    """Return the scores in the papers' order; a results file sorts its keys."""
     return {name: scores[name] for name in sorted(scores, key=lambda name: (*known, name).index(name))}
 
 
@@ -121,7 +121,7 @@ def _clustering(results: Mapping[str, Any]) -> SuiteTable:
     return SuiteTable(says, ["set", "metric", "score"], rows, entries)
 
 
-#: By the key in a results file.
+#: The function that makes a table, by the suite's key in a results file.
 SUITES: dict[str, Any] = {
     "test": _sts,
     "transfer": _transfer,
@@ -132,5 +132,5 @@ SUITES: dict[str, Any] = {
 
 
 def dev_table(results: Mapping[str, Any]) -> list[SuiteTable]:
-    """The dev scores alone, where no test set was scored."""
+    """Return a table of the dev scores if no test set was scored, else no table."""
     return [_dev(results)] if not results.get("test") and (results.get("dev") or {}).get("after") else []

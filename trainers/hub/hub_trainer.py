@@ -1,4 +1,4 @@
-"""The trainer's ways to the Hub: one, at the end, of the whole run."""
+"""A trainer that publishes its run on the Hub, once, at the end."""
 
 from pathlib import Path
 from typing import Any
@@ -14,31 +14,31 @@ from csekit.trainers.hub.publishing import check_access, push_run
 
 
 class HubTrainer(TermsTrainer):
-    """A trainer whose ``push_to_hub`` publishes the run as ``csekit push`` does: the export, and the model in
-    ``training/``, in one commit; no checkpoints, no state. With ``push_to_hub`` in the arguments, who may write where
-    is asked before training; the training scripts publish at the end.
+    """A trainer whose ``push_to_hub`` publishes the run as ``csekit push`` does: the export and the model in
+    ``training/`` in one commit, without checkpoints and trainer state. With ``push_to_hub`` in the arguments, it
+    checks your login before training starts; the training scripts publish at the end.
 
     Raises:
-        ValueError: a ``hub_strategy`` other than ``end``, a ``hub_model_id`` in a namespace of somebody else.
+        ValueError: ``hub_strategy`` is not ``end``, or ``hub_model_id`` is in another user's namespace.
         PublishError: the Hub does not accept the token, or cannot be reached.
     """
 
     model: CSEModel
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Settle ``hub_model_id``, before training. The repository is made when there is something to publish."""
+        """Check access to ``hub_model_id`` before training. The first push creates the repository."""
         if self.args.hub_strategy != HubStrategy.END:
             got = HubStrategy(self.args.hub_strategy).value
-            raise ValueError(f"hub_strategy must be 'end': a run is published whole, got {got!r}")
+            raise ValueError(f"hub_strategy must be 'end': a run is published once, got {got!r}")
         if self.is_world_process_zero():
             wanted = self.args.hub_model_id or Path(str(self.args.output_dir)).resolve().name
             self.hub_model_id = check_access(wanted, token or self.args.hub_token)  # type: ignore[assignment]
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing: checkpoints are not published."""
+        """Do nothing: checkpoints are not published."""
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        token, self.args.hub_token = self.args.hub_token, None  # the arguments are pickled beside the weights
+        token, self.args.hub_token = self.args.hub_token, None  # Transformers pickles the arguments beside the weights
         try:
             super()._save(output_dir, state_dict)
         finally:
@@ -53,23 +53,23 @@ class HubTrainer(TermsTrainer):
         private: bool | None = None,
         **options: Any,
     ) -> CommitInfo | None:
-        """Save the model as it is, and publish the run: see ``push_run``. A card is written where there is none.
+        """Save the current model, write a card if there is none, and publish the run with ``push_run``.
 
         Arguments:
-            commit_message, token, revision, private: as for ``push_run``; default: those of the arguments
+            commit_message, token, revision, private: as in ``push_run``; default: those of the training arguments
                 (``hub_token``, ``hub_revision``, ``hub_private_repo``).
             blocking: must be True.
-            options: ``training``, ``custom_code``, ``create_pr``, as for ``push_run``.
+            options: ``training``, ``custom_code``, ``create_pr``, as in ``push_run``.
 
         Returns:
-            the commit, on the process that made it.
+            the commit on the main process, None on the others.
 
         Raises:
-            ValueError: a pooling that has no export; ``blocking`` False.
-            PublishError: as ``push_run``.
+            ValueError: the pooling has no export, or ``blocking`` is False.
+            PublishError: as in ``push_run``.
         """
         if not blocking:
-            raise ValueError("blocking must be True: one commit either is made or is not, got False")
+            raise ValueError("blocking must be True: the run is published in one commit, got False")
         if not options.get("custom_code"):
             check_exportable(self.model.config.pooling)
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
@@ -91,9 +91,9 @@ class HubTrainer(TermsTrainer):
         )
 
     def save_run(self) -> Path:
-        """Write the run's folder; a trainer says how."""
+        """Write the run's folder."""
         raise NotImplementedError
 
     def results(self) -> dict[str, Any]:
-        """What a trainer knows of its run, for the card; a trainer says it."""
+        """Return the results of the run, for its card."""
         raise NotImplementedError

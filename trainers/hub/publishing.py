@@ -1,7 +1,7 @@
-"""A run on the Hub: what of it is published, checked before anything is sent, and sent in one commit.
+"""Publish a run on the Hub: check its files, then send them in one commit.
 
-The root of the repository is the export, ``training/`` the model that training goes on from. Optimiser and trainer
-state, logs, checkpoints and a frozen generator stay where they are. ``upload_folder`` would commit in several parts.
+The root of the repository is the export; ``training/`` is the model for further training. Optimiser and trainer state,
+logs, checkpoints and a frozen generator are not published. ``upload_folder`` would make several commits.
 """
 
 import json
@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer
 
 from csekit import modeling
-from csekit.modeling import METHODS
+from csekit.modeling import METHODS, OBJECTIVES
 from csekit.modeling.custom_code import export_with_code
 from csekit.trainers.base_trainer import TRAINING_FOLDER
 from csekit.trainers.hub.card import with_code_section
@@ -30,7 +30,7 @@ from csekit.trainers.hub.card import with_code_section
 logger = logging.getLogger(__name__)
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-#: Files of a model and its tokenizer, by whole name; nothing else in a run's folder is published.
+#: Names of the files of a model and its tokenizer; nothing else in a run's folder is published.
 _MODEL = r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
 _VOCABULARY = r"tokenizer\.json|vocab\.(txt|json)|(spiece|spm|sentencepiece\.bpe|tokenizer)\.model"
 _TOKENIZER = (
@@ -45,31 +45,31 @@ _TRAINING = rf"{TRAINING_FOLDER}/({_MODEL}|{_TOKENIZER})"
 _CODE = "|".join(re.escape(path.name) for path in Path(modeling.__file__).parent.glob("*.py"))
 _ROOT = re.compile(rf"README\.md|{_MODEL}|{_TOKENIZER}|{_MODULES}")
 _OURS = re.compile(rf"{_ROOT.pattern}|{_TRAINING}|{_CODE}")
-#: The base of the errors of the HTTP client: httpx or httpx2, as huggingface_hub has it.
+#: Base class of the errors of huggingface_hub's HTTP client (httpx or httpx2).
 _HTTPError: Any = HfHubHTTPError.__bases__[0]
 
 
 class PublishError(OSError):
-    """The Hub refused, or could not be reached. Nothing is half-published; the message says what to do."""
+    """The Hub refused the commit or could not be reached. No commit is partial; the message says what to do."""
 
 
-# What is published
+# The files
 
 
 def published_files(run: str | Path, training: bool = True) -> dict[str, Path]:
-    """The files of a run by their path in the repository, once they are known to be whole.
+    """Return the files of a run by their path in the repository, after checking that they are complete.
 
     Arguments:
-        run: the folder of a run, as ``save_run`` and the training scripts leave it.
-        training: with the model that training goes on from.
+        run: the folder of a run, from ``save_run`` or a training script.
+        training: True to include the model for further training.
 
     Raises:
-        FileNotFoundError: a file that is missing, by name.
-        ValueError: a file that is not what it should be: cut short, of another kind, a pooling without an export.
+        FileNotFoundError: a file is missing; the message names it.
+        ValueError: a file is truncated or of another kind, or the pooling has no export.
     """
     folder = Path(run)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder; the folder of a run is wanted")
+        raise FileNotFoundError(f"run must be the folder of a run, got {folder}: no such folder")
     _check_export(folder)
     if training:
         read_method(folder / TRAINING_FOLDER)
@@ -80,13 +80,13 @@ def published_files(run: str | Path, training: bool = True) -> dict[str, Path]:
 
 
 def _tell_of_folders(config: Path) -> None:
-    """Warn of networks that a training checkpoint names by a folder of this machine."""
+    """Warn of networks that a training checkpoint names by a local folder."""
     for objective in read_json(config, "of the training checkpoint").get("objectives") or []:
         for field, value in objective.items():
             if isinstance(value, str) and os.path.isabs(value):
                 logger.warning(
-                    "%s names %r as %s: who goes on training from the Hub must name one of their own, so train with "
-                    "one from the Hub",
+                    "%s names the folder %r as %s, which others do not have: train with a model from the Hub if they "
+                    "shall continue the training",
                     config,
                     value,
                     field,
@@ -100,18 +100,18 @@ def _matching(folder: Path, wanted: re.Pattern[str]) -> dict[str, Path]:
 
 
 def _check_export(folder: Path) -> None:
-    """Raises what ``published_files`` names, for the root of a run."""
+    """Check the root of a run; raises as ``published_files``."""
     config = read_json(folder / "config.json", "the export's; write it with save_run() or by a training script")
     if config.get("model_type") in METHODS or "encoder_config" in config:
         raise ValueError(
-            f"{folder} is a training checkpoint: name the run's folder, in which it is {TRAINING_FOLDER}/"
+            f"run must be a run's folder, got {folder}: a training checkpoint, the run's {TRAINING_FOLDER}/"
         )
     check_weights(folder)
     for name in ("tokenizer_config.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
         read_json(folder / name, "of the export")
     if not any(re.fullmatch(_VOCABULARY, path.name) for path in folder.iterdir()):
         raise FileNotFoundError(f"{folder / 'tokenizer.json'} is missing: the tokenizer's vocabulary")
-    listed: Any = read_json(folder / "modules.json", "without it sentence-transformers would take another pooling")
+    listed: Any = read_json(folder / "modules.json", "it tells sentence-transformers the pooling")
     for module in listed:
         if module["path"]:
             read_json(folder / module["path"] / "config.json", f"of the module {module['type']}")
@@ -129,7 +129,7 @@ def _present(path: Path, what: str) -> Path:
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
-    """Raises FileNotFoundError or ValueError, with the file's name and what it is."""
+    """Read a JSON file. Raises FileNotFoundError or ValueError, which name the file and its purpose."""
     try:
         content: dict[str, Any] = json.loads(_present(path, what).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -138,12 +138,12 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def read_method(training: Path) -> str:
-    """The method of a training checkpoint.
+    """Return the method of a training checkpoint.
 
     Raises:
-        FileNotFoundError, ValueError: it is none.
+        FileNotFoundError, ValueError: the folder holds no training checkpoint.
     """
-    hint = f"no model to go on training from in {training}; leave it out with --no_training"
+    hint = f"{training} holds no model for further training; leave it out with --no_training"
     kind = str(read_json(training / "config.json", hint).get("model_type"))
     methods = {model.config_class.model_type: name for name, model in METHODS.items()}
     if kind not in methods:
@@ -152,7 +152,7 @@ def read_method(training: Path) -> str:
 
 
 def check_weights(folder: Path) -> None:
-    """Raises FileNotFoundError or ValueError where weights are missing or were cut short, as by a full disk."""
+    """Raise FileNotFoundError if weights are missing, ValueError if they are truncated, as by a full disk."""
     if (folder / INDEX).is_file():
         names = sorted(set(read_json(folder / INDEX, "index of the weights")["weight_map"].values()))
     else:
@@ -162,10 +162,10 @@ def check_weights(folder: Path) -> None:
             with safe_open(_present(folder / name, "weights"), framework="pt"):  # reads the header, compares the size
                 pass
         except SafetensorError as error:
-            raise ValueError(f"{folder / name} is not whole ({error}): write it again") from None
+            raise ValueError(f"{folder / name} is truncated ({error}): write it again") from None
 
 
-# Sending it
+# The commit
 
 
 def push_run(
@@ -180,29 +180,31 @@ def push_run(
     create_pr: bool = False,
     token: str | None = None,
 ) -> CommitInfo:
-    """Publish a run in one commit, in a new repository or as a new state of one.
+    """Publish a run in one commit, in a new or an existing repository.
 
-    Files of an earlier push that are no part of this one are deleted by the same commit; others stay. In the card,
-    the snippets load the repository.
+    A second push deletes files of the first that the run no longer has; files of others stay. The snippets of the card
+    load the repository.
 
     Arguments:
         run: the folder of a run.
         repo_id: ``name`` or ``namespace/name``.
-        private: of a new repository; None: as the account is set.
-        revision: a branch, made where there is none; None: main.
-        commit_message: its first line.
-        training: with the model that training goes on from, in ``training/``.
-        custom_code: in the place of the export, the whole model with its code: see ``export_with_code``.
-        create_pr: as a pull request, in a repository of somebody else.
-        token: None: that of ``HF_TOKEN`` or of ``hf auth login``.
+        private: True for a new private repository; None: the account's default.
+        revision: a branch, which is created if it does not exist; None: main.
+        commit_message: first line of the commit's message.
+        training: True to include the model for further training, in ``training/``.
+        custom_code: publish the whole model with its code instead of the export: see ``export_with_code``.
+        create_pr: open a pull request, in another user's repository.
+        token: access token; None: that of ``HF_TOKEN`` or of ``hf auth login``.
 
     Raises:
-        FileNotFoundError, ValueError: what is wrong with the run or an argument, before anything is sent.
-        PublishError: the Hub refused or could not be reached; it holds all of the commit or nothing of it.
+        FileNotFoundError, ValueError: the run or an argument is not valid; nothing was sent.
+        PublishError: the Hub refused the commit or could not be reached.
     """
     validate_repo_id(repo_id)
     if create_pr and revision not in (None, "main"):
-        raise ValueError(f"create_pr asks for a change of main: leave out the revision, got {revision!r}")
+        raise ValueError(
+            f"revision must be left out with create_pr, which proposes a change of main, got {revision!r}"
+        )
     with tempfile.TemporaryDirectory(prefix="csekit-push-") as scratch:
         if custom_code:
             files = custom_code_files(Path(run), Path(scratch))
@@ -213,20 +215,27 @@ def push_run(
 
 
 def custom_code_files(run: Path, scratch: Path) -> dict[str, Path]:
-    """The files of a repository from which ``AutoModel`` loads the method's own class, made in ``scratch``.
+    """Write into ``scratch`` the files from which ``AutoModel`` loads the method's own class; return them by path.
 
     Raises:
-        FileNotFoundError, ValueError: what is wrong with the run.
+        FileNotFoundError, ValueError: the run is not valid, or has an objective that is not part of csekit.
     """
     training = run / TRAINING_FOLDER
     method = read_method(training)
     check_weights(training)
+    for objective in read_json(training / "config.json", "of the training checkpoint").get("objectives") or []:
+        kind = OBJECTIVES.get(objective["name"])
+        if kind is None or kind.__module__.split(".")[0] != "csekit":
+            raise ValueError(
+                f"{training}: custom code holds objectives of csekit only, got {objective['name']!r}; publish the "
+                "plain export, without --custom_code"
+            )
     card = _present(run / "README.md", "the model card; write it with: csekit card").read_text(encoding="utf-8")
     model, tokenizer = METHODS[method].from_pretrained(training), AutoTokenizer.from_pretrained(training)
     try:
         export_with_code(model, scratch, tokenizer)
     except SafetensorError as error:  # a full disk
-        raise OSError(f"{scratch}: {error}; TMPDIR names another place") from None
+        raise OSError(f"{scratch}: {error}; set TMPDIR to a folder with more space") from None
     (scratch / "README.md").write_text(with_code_section(card, run.resolve().name), encoding="utf-8")
     return _matching(scratch, _OURS)
 
@@ -242,9 +251,9 @@ def _push(
     token: str | None,
 ) -> CommitInfo:
     api = HfApi(token=token, library_name="csekit")
-    with hub_errors(repo_id, "making the repository", token):
+    with hub_errors(repo_id, "creating the repository", token):
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    with hub_errors(repo_id, "reading what it holds", token):
+    with hub_errors(repo_id, "listing its files", token):
         if revision is not None and not create_pr:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         info = api.model_info(repo_id, revision=revision)
@@ -262,25 +271,25 @@ def _push(
             commit_message=message,
             revision=revision,
             create_pr=create_pr,
-            parent_commit=None if create_pr else info.sha,  # what was deleted is of this state
+            parent_commit=None if create_pr else info.sha,  # the deletions rest on this state
         )
     return commit
 
 
 def _of_repository(card: str, name: str, repo_id: str) -> str:
-    """A card whose snippets load the repository in the place of the folder."""
+    """Return the card with snippets that load the repository instead of the folder."""
     return card.replace(f'("{name}"', f'("{repo_id}"')
 
 
 def check_access(repo_id: str, token: str | None = None) -> str:
-    """The full id of a repository that the token's owner may write to; nothing is made.
+    """Return the full id of a repository that the token's owner may write to; nothing is created.
 
     Raises:
-        ValueError: a bad id, or one in a namespace of somebody else.
+        ValueError: the id is not valid, or in another user's namespace.
         PublishError: no valid token, or no connection.
     """
     validate_repo_id(repo_id)
-    with hub_errors(repo_id, "asking who you are", token):
+    with hub_errors(repo_id, "checking your login", token):
         account = HfApi(token=token, library_name="csekit").whoami()
     namespaces = [account["name"], *(organisation["name"] for organisation in account.get("orgs", []))]
     if "/" not in repo_id:
@@ -290,12 +299,12 @@ def check_access(repo_id: str, token: str | None = None) -> str:
     return repo_id
 
 
-# What went wrong
+# Errors
 
 
 @contextmanager
 def hub_errors(repo_id: str, doing: str, token: str | None = None) -> Iterator[None]:
-    """Whatever the client raises becomes one PublishError that says what to do and holds no token."""
+    """Turn the client's errors into a PublishError that says what to do and holds no token."""
     try:
         yield
     except (_HTTPError, OSError, RuntimeError, ValueError) as error:
@@ -304,30 +313,30 @@ def hub_errors(repo_id: str, doing: str, token: str | None = None) -> Iterator[N
 
 
 def without_tokens(text: str, token: str | None = None) -> str:
-    """The text without the access token in use, or anything that looks like one."""
+    """Return the text without the access token in use and without words that look like one."""
     for secret in {token, huggingface_hub.get_token()} - {None, ""}:
         text = text.replace(str(secret), "<token>")
     return re.sub(r"\bhf_\w{8,}", "<token>", text)
 
 
-_AGAIN = "Nothing was published; the same command does it once that is put right."
+_AGAIN = "Nothing was published; repair this and run the same command again."
 _STATUS = {
     401: "the Hub does not accept the token, or there is none: log in with 'hf auth login', or set HF_TOKEN to one "
-    "that may write",
-    402: "the account must be paid for, or has no room left",
-    403: "the token may not write there: take a token with write access, and a repository of your own or of your "
-    "organisation; to somebody else's repository a change can be proposed with --create_pr",
-    404: "no such repository or branch, or the token may not see it",
-    409: "another change of the repository is being made",
+    "with write access",
+    402: "the account needs a paid plan, or its storage is full",
+    403: "the token may not write there: use a token with write access and a repository of yours or of your "
+    "organisation; --create_pr proposes a change of another user's repository",
+    404: "no such repository or branch, or the token may not read it",
+    409: "the repository is being changed by another commit",
     412: "the repository was changed in the meantime",
     413: "a file is too large for the Hub",
     429: "too many requests: wait a while",
-    507: "the Hub has no room for it",
+    507: "the Hub has no storage left for it",
 }
 
 
 def _reason(error: BaseException, repo_id: str) -> str:
-    """What happened, in one sentence, and what to do."""
+    """Say in one sentence what happened, and what to do."""
     answer, told = _answer(error)
     if isinstance(error, OfflineModeIsEnabled):
         return f"HF_HUB_OFFLINE is set: unset it to publish. {_AGAIN}"
@@ -338,20 +347,17 @@ def _reason(error: BaseException, repo_id: str) -> str:
         return f"{status}, {known}{f' ({said[0]})' if said else ''}. {_AGAIN}"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}. {_AGAIN}"
-    if isinstance(error, PermissionError):  # of Xet, the Hub's store of large files
+    if isinstance(error, PermissionError):  # from Xet, the Hub's storage of large files
         return f"{_STATUS[403]} ({told}). {_AGAIN}"
     if isinstance(error, UnicodeError):
-        return f"the token holds a character that no token has: set HF_TOKEN, or log in, anew. {_AGAIN}"
+        return f"the token holds a character that tokens do not have: set HF_TOKEN again, or log in again. {_AGAIN}"
     if isinstance(error, ValueError):
         return f"{told}. {_AGAIN}"
-    return (
-        f"the connection was lost or could not be made ({told}). The repository holds all of the commit or nothing "
-        "of it; the same command goes on."
-    )
+    return f"no connection, or it was lost ({told}). The commit is not partial; run the same command again."
 
 
 def _answer(error: BaseException) -> tuple[HfHubHTTPError | None, str]:
-    """The Hub's answer behind an error, if it gave one, and the innermost message."""
+    """Return the Hub's answer that caused an error, or None, and the innermost message."""
     told, seen = str(error) or type(error).__name__, error
     while seen is not None:
         if isinstance(seen, HfHubHTTPError):

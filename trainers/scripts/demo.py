@@ -1,7 +1,7 @@
-"""An encoder to try everything on: no download, about a minute on two CPU cores.
+"""The demo encoder: trained in about a minute on two CPU cores, without a download.
 
-Its text is the reference of the Python language, which every Python installation carries as the topics of ``help()``
-(``pydoc_data.topics``). It is a toy: large enough to watch the methods work, far too small for embeddings of use.
+Its text is the Python language reference, which every Python installation holds as the topics of ``help()``
+(``pydoc_data.topics``). It is large enough to watch the methods work and far too small for useful embeddings.
 """
 
 import hashlib
@@ -39,16 +39,15 @@ _LABEL = re.compile(r"^(Note|Warning|CPython implementation detail|See also|Caut
 _EMPHASIS = re.compile(r"(?<![\w*])\*{1,2}([\w][^*]*?)\*{1,2}(?![\w*])")
 _FOOTNOTE = re.compile(r"\s*\[[0-9]+\]")
 _BOUNDARY = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)(?<!etc\.)(?<!cf\.)[)”]?\s+(?=[(“]?[A-Z])")
-_START = re.compile(r"[A-Z]|[a-z_.]+(\(\))? [a-z]+ [a-z]+ ")  # a capital, or a name that the sentence is about
+_START = re.compile(r"[A-Z]|[a-z_.]+(\(\))? [a-z]+ [a-z]+ ")  # a capital, or a name in code
 _WORD = re.compile(r"[(“‘]?[A-Za-z]+(['’-][A-Za-z]+)*[)”’]?[,;:.!?]?[)”’]?")
 
 
 def demo_sentences() -> list[str]:
-    """Plain English sentences of the Python language reference, several thousand, in the order of its topics.
+    """Return several thousand plain English sentences of the Python language reference, in the order of its topics.
 
-    Taken from the running interpreter, so that another Python version gives slightly different sentences. Headings,
-    grammar, code, tables and markup are left out, so are repeated sentences and those of fewer than 6 or more than 50
-    words.
+    They come from the running interpreter: another Python version gives slightly different sentences. Headings,
+    grammar, code, tables, markup, repeated sentences and those of fewer than 6 or more than 50 words are left out.
     """
     from pydoc_data.topics import topics
 
@@ -60,7 +59,7 @@ def demo_sentences() -> list[str]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Blocks between blank lines, cut again where the indentation changes (a term and its definition)."""
+    """Yield the blocks between blank lines, split where the indentation changes (a term and its definition)."""
     for block in re.split(r"\n\s*\n", text.expandtabs()):
         if _MARKUP.search(block):
             continue
@@ -78,12 +77,12 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _plain(paragraph: str) -> str:
-    """One line without quotation marks around code, emphasis, footnote marks and labels."""
+    """Return one line without quotation marks around code, emphasis, footnote marks and labels."""
     text = re.sub(r"(?<=\w)-\n(?=[a-z])", "-", paragraph).replace("\n", " ")
     text = _FOOTNOTE.sub("", _EMPHASIS.sub(r"\1", text.replace('"', "")))
     text = " ".join(text.split())
     text = _LABEL.sub("", _VERSION_NOTE.sub("", text))
-    return re.sub(r":$", ".", text)  # the code that it leads to is left out
+    return re.sub(r":$", ".", text)  # the code behind the colon is left out
 
 
 def _sentences(text: str) -> Iterator[str]:
@@ -99,8 +98,8 @@ def _is_prose(sentence: str) -> bool:
     return sum(_WORD.fullmatch(word) is not None for word in words) >= 0.75 * len(words)
 
 
-#: What ``examples/run_unsup.py`` does when it is told nothing. Pooling and dropout were chosen so that training shows
-#: an effect, with the scores of both halves of the demo pairs in view.
+#: Defaults of ``examples/run_unsup.py`` without arguments. Pooling and dropout were chosen by the scores of both
+#: halves of the demo pairs, so that training shows an effect.
 DEMO: dict[str, Any] = {
     "output_dir": "runs/demo",
     "learning_rate": 3e-4,
@@ -113,11 +112,11 @@ DEMO: dict[str, Any] = {
 
 
 def with_demo(run: RunArguments, folder: str | Path) -> RunArguments:
-    """Fill in the demo's encoder and text, made where they are not yet in the cache, and its pairs.
+    """Fill in the demo's encoder, text and pairs. The encoder is trained if it is not in the cache.
 
     Arguments:
         run: arguments that name neither encoder nor corpus.
-        folder: with ``dev.tsv`` and ``test.tsv``.
+        folder: the folder with ``dev.tsv`` and ``test.tsv``.
     """
     print("No encoder and no corpus named: the embedded demo, Python's own documentation and 300 hand-written pairs.")
     cache = Path(os.environ.get("CSEKIT_CACHE", Path.home() / ".cache" / "csekit"))
@@ -129,7 +128,8 @@ def with_demo(run: RunArguments, folder: str | Path) -> RunArguments:
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Size and training of the demo encoder. The defaults were chosen with both halves of the demo pairs in view."""
+    """Size and training of the demo encoder. The defaults were chosen by the scores of both halves of the demo
+    pairs."""
 
     vocab_size: int = 5000
     hidden_size: int = 128
@@ -144,14 +144,16 @@ class DemoSettings:
 
 
 def demo_encoder(cache_dir: str | Path, settings: DemoSettings | None = None, progress: bool = True) -> Path:
-    """Make the demo encoder, or find the one made before.
+    """Train the demo encoder, or find it in the cache.
 
-    Tokenizer and encoder are trained on `demo_sentences`, one sentence in twenty held out, by stage 1 of InfoCSE.
-    The folder's name is a hash of all that went in (version of this package, settings, sentences), and it appears
-    complete or not at all: it is written under another name first.
+    Stage 1 of InfoCSE trains tokenizer and encoder on `demo_sentences`; one sentence in twenty is held out. The
+    folder's name is a hash of the package's version, the settings and the sentences. The folder is written under
+    another name and then renamed, so it is always complete.
 
     Arguments:
-        cache_dir: the folder that holds such encoders; made where it does not exist.
+        cache_dir: the folder of the cache, which is created if it does not exist.
+        settings: size and training; default: those of :class:`DemoSettings`.
+        progress: True to show a progress bar.
 
     Returns:
         A folder with a ``BertForMaskedLM``, its tokenizer, the auxiliary head in a subfolder, and ``sentences.txt``.
@@ -167,11 +169,11 @@ def demo_encoder(cache_dir: str | Path, settings: DemoSettings | None = None, pr
     try:
         with preserved_rng():
             _pretrain(sentences, settings, part, progress)
-        shutil.rmtree(part / "unused", ignore_errors=True)  # the trainer's own folder: nothing is saved there
+        shutil.rmtree(part / "unused", ignore_errors=True)  # the trainer's output folder, in which nothing is saved
         (part / "sentences.txt").write_text("\n".join(sentences) + "\n", encoding="utf-8")
         os.replace(part, target)
     except OSError:
-        if not target.is_dir():  # otherwise another process was faster, with the same result
+        if not target.is_dir():  # else another process finished first, with the same result
             raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -179,7 +181,7 @@ def demo_encoder(cache_dir: str | Path, settings: DemoSettings | None = None, pr
 
 
 def _pretrain(sentences: list[str], settings: DemoSettings, folder: Path, progress: bool) -> None:
-    """Stage 1 of InfoCSE on the sentences, exported to a folder."""
+    """Run stage 1 of InfoCSE on the sentences and export the encoder to a folder."""
     heldout, train = sentences[::20], [text for index, text in enumerate(sentences) if index % 20]
     tokenizer = train_tokenizer(train, settings.vocab_size)
     encoder = BertConfig(
@@ -219,7 +221,7 @@ def _pretrain(sentences: list[str], settings: DemoSettings, folder: Path, progre
 
 
 class QuietProgress(ProgressCallback):
-    """The bar of the Trainer without its log entries."""
+    """The Trainer's progress bar without its log entries."""
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -227,7 +229,7 @@ class QuietProgress(ProgressCallback):
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """The global random states of torch, numpy and Python are afterwards as before; a Trainer seeds all three."""
+    """Restore the global random states of torch, numpy and Python afterwards: a Trainer seeds all three."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""What the pre-training script does around the trainer: its arguments, its text, its model, its results file."""
+"""The parts of the pre-training script: arguments, texts, model, results file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", 
 
 @dataclass
 class PretrainRunArguments(CorpusArguments):
-    """What to pre-train, on what. Without ``model_name_or_path`` it is a model from nothing."""
+    """The model to pre-train and its texts. Without ``model_name_or_path`` the model is new."""
 
     objective: str = field(
         default="condenser",
@@ -41,15 +41,15 @@ class PretrainRunArguments(CorpusArguments):
         default=None, metadata={"help": "k, the layer that the head reads; default: 6, half in shallow encoders."}
     )
     head_layers: int = field(default=2, metadata={"help": "Layers of the auxiliary head."})
-    model_type: str = field(default="bert", metadata={"help": "Family of a model from nothing."})
+    model_type: str = field(default="bert", metadata={"help": "Family of a new model."})
     config_overrides: str | None = field(
-        default=None, metadata={"help": "Sizes of a model from nothing: hidden_size=256,num_hidden_layers=4,…"}
+        default=None, metadata={"help": "Sizes of a new model: hidden_size=256,num_hidden_layers=4,…"}
     )
     vocab_size: int | None = field(
         default=None, metadata={"help": "Train a lower-casing WordPiece tokenizer of this size on the corpus."}
     )
     tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Take this tokenizer for a model from nothing, instead of training one."}
+        default=None, metadata={"help": "Tokenizer of a new model, instead of training one."}
     )
     small_budget_init: bool = field(
         default=False, metadata={"help": "Start a BERT from word vectors of counts and near-identity attention."}
@@ -60,7 +60,7 @@ class PretrainRunArguments(CorpusArguments):
     )
 
     def check(self) -> None:
-        """Raise ValueError for what is missing or contradicts itself."""
+        """Raise ValueError for arguments that are missing or contradict each other."""
         super().check()
         if self.objective not in PRETRAINING_OBJECTIVES:
             allowed = ", ".join(map(repr, PRETRAINING_OBJECTIVES))
@@ -75,14 +75,14 @@ class PretrainRunArguments(CorpusArguments):
         }
         given = [name for name, value in fresh.items() if value is not None]
         if self.model_name_or_path is not None and given:
-            raise ValueError(f"{given[0]} is for a model from nothing, and --model_name_or_path names a checkpoint")
+            raise ValueError(f"{given[0]} must be left out with --model_name_or_path: it is for a new model")
         if self.model_name_or_path is None and (self.vocab_size is None) == (self.tokenizer_name is None):
             raise ValueError(
-                "give --model_name_or_path, or for a model from nothing either --vocab_size (a tokenizer is trained) "
+                "give --model_name_or_path, or for a new model either --vocab_size (a tokenizer is trained) "
                 "or --tokenizer_name"
             )
         if self.small_budget_init and self.model_type != "bert":
-            raise ValueError(f"small_budget_init knows model_type 'bert' only, got {self.model_type!r}")
+            raise ValueError(f"model_type must be 'bert' for small_budget_init, got {self.model_type!r}")
 
 
 def parse_pretrain_arguments(argv: Sequence[str] | None = None) -> tuple[PretrainRunArguments, PretrainingArguments]:
@@ -92,10 +92,10 @@ def parse_pretrain_arguments(argv: Sequence[str] | None = None) -> tuple[Pretrai
 
 
 def load_texts(run: PretrainRunArguments) -> tuple[Corpus, list[str], list[str]]:
-    """The corpus, its texts for training and the held-out ones: those of ``heldout_file``, or every n-th.
+    """Return the corpus, its texts for training, and the held-out texts: ``heldout_file``, or every n-th text.
 
     Raises:
-        ValueError: what is wrong with a file, by file and line.
+        ValueError: a file is not valid; the message names file and line.
     """
     corpus = load_corpus(run.train_file, run.dataset_name, columns=run.columns, max_samples=run.max_train_samples)
     texts = corpus_texts(corpus)
@@ -108,7 +108,7 @@ def load_texts(run: PretrainRunArguments) -> tuple[Corpus, list[str], list[str]]
 
 
 def corpus_texts(corpus: Corpus, chunk: int = 10_000) -> list[str]:
-    """All texts of a corpus in order, those of a row one behind the other."""
+    """Return all texts of a corpus, row by row."""
     dataset: Any = corpus.dataset
     starts = range(0, len(dataset), chunk)
     rows = (row for i in starts for row in dataset.__getitems__(range(i, min(i + chunk, len(dataset)))))
@@ -116,17 +116,17 @@ def corpus_texts(corpus: Corpus, chunk: int = 10_000) -> list[str]:
 
 
 def make_tokenizer(run: PretrainRunArguments, texts: Sequence[str]) -> PreTrainedTokenizerBase:
-    """The checkpoint's tokenizer, a named one, or one trained on the texts."""
+    """Return the checkpoint's tokenizer, the named one, or one trained on the texts."""
     if run.vocab_size is not None:
         return train_tokenizer(texts, run.vocab_size)
     return AutoTokenizer.from_pretrained(run.model_name_or_path or run.tokenizer_name)
 
 
 def make_model(run: PretrainRunArguments, tokenizer: PreTrainedTokenizerBase, blocks: Blocks) -> InfoCSEForPreTraining:
-    """The model to train, from the checkpoint or from nothing. Draws new weights from the global generator.
+    """Return the model to train, from the checkpoint or new. New weights are drawn from the global generator.
 
     Raises:
-        ValueError: sizes that cannot be, a family without the objective.
+        ValueError: sizes that do not fit together, or a family without the objective.
     """
     own: dict[str, Any] = {
         "objective": run.objective,
@@ -146,10 +146,12 @@ def make_model(run: PretrainRunArguments, tokenizer: PreTrainedTokenizerBase, bl
 def new_encoder_config(
     tokenizer: PreTrainedTokenizerBase, model_type: str, overrides: str | None = None
 ) -> PreTrainedConfig:
-    """The config of an encoder for a tokenizer.
+    """Return the config of an encoder for a tokenizer.
 
     Arguments:
-        overrides: ``name=value`` with commas between, of fields that the family has.
+        tokenizer: gives the size of the vocabulary and the special ids.
+        model_type: the encoder's family.
+        overrides: ``name=value,…``, fields of the family's config.
 
     Raises:
         ValueError: an unknown family or field, or a value of another type.
@@ -211,6 +213,6 @@ def write_pretraining(
 
 
 def heldout_table(before: dict[str, float], after: dict[str, float]) -> str:
-    """The held-out scores before and after training, for a terminal."""
+    """Return a table of the held-out scores before and after training, for a terminal."""
     lines = [f"{'held-out text':28}{'before':>10}{'after':>10}"]
     return "\n".join(lines + [f"{name:28}{before[name]:>10.4f}{value:>10.4f}" for name, value in after.items()])

@@ -17,14 +17,15 @@ import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
+from csekit.encoding.imports import import_hint, import_modules
 from csekit.evaluation.transfer_data import resolve_transfer
 from csekit.modeling import METHODS, OBJECTIVES, CSEConfig
-from csekit.trainers.arguments import CSETrainingArguments
+from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
 
 
 @dataclass
 class CorpusArguments:
-    """What every training script asks: the encoder, the corpus, the folder."""
+    """Arguments that all training scripts share: the encoder, the corpus, the folder."""
 
     model_name_or_path: str | None = field(default=None, metadata={"help": "Encoder to start from: Hub id or folder."})
     train_file: str | None = field(
@@ -49,9 +50,18 @@ class CorpusArguments:
 
 @dataclass
 class RunArguments(CorpusArguments):
-    """What to train, on what, and what to score."""
+    """Arguments of contrastive training: method, data, evaluation sets."""
 
     method: str = field(default="simcse", metadata={"help": f"One of {', '.join(METHODS)}."})
+    imports: list[str] | None = field(
+        default=None,
+        metadata={
+            "aliases": ["--import"],
+            "action": "extend",
+            "help": "Modules that register objectives of your own, from the working directory or installed. In a "
+            "preset 'import'; those of preset and command line add up.",
+        },
+    )
     streaming: bool = field(default=False, metadata={"help": "Read the corpus as a stream; needs --max_steps."})
     train_fraction: float | None = field(
         default=None,
@@ -81,14 +91,14 @@ class RunArguments(CorpusArguments):
     select_on: str = field(
         default="sts",
         metadata={
-            "help": "What chooses the checkpoint: sts (the dev set), transfer (dev accuracy of SentEval's seven "
-            "tasks) or some of these with commas, CR,TREC; they are encoded at every evaluation."
+            "help": "Selects the checkpoint: sts (the dev set), transfer (dev accuracy of SentEval's seven tasks) or "
+            "some of these tasks, CR,TREC; every evaluation encodes them."
         },
     )
 
     @property
     def is_empty(self) -> bool:
-        """Neither encoder nor corpus is named."""
+        """True if neither encoder nor corpus is named."""
         return not (self.model_name_or_path or self.train_file or self.dataset_name)
 
     def check(self) -> None:
@@ -100,7 +110,7 @@ class RunArguments(CorpusArguments):
             raise ValueError(f"train_fraction must lie in (0, 1], got {self.train_fraction}")
         if self.streaming and (self.filter_overlap or self.train_fraction is not None):
             name = "--filter_overlap" if self.filter_overlap else "--train_fraction"
-            raise ValueError(f"{name} needs the whole corpus at the start, leave out --streaming")
+            raise ValueError(f"{name} must be left out with --streaming: it needs the whole corpus at the start")
         if self.select_on != "sts":
             resolve_transfer(self.select_on)
             if self.data_dir is None:
@@ -110,7 +120,7 @@ class RunArguments(CorpusArguments):
 
 
 def _plain_type(annotation: Any) -> type:
-    """float from ``float | None`` and the like; str where it is not one plain type."""
+    """Return float for ``float | None`` and the like; str for anything but one plain type."""
     options = [annotation]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         options = [option for option in typing.get_args(annotation) if option is not type(None)]
@@ -118,7 +128,7 @@ def _plain_type(annotation: Any) -> type:
 
 
 def method_fields(method: str, objectives: list[str] | None = None) -> dict[str, type]:
-    """The config fields of a method that a command line can set, with their types.
+    """Return the config fields of a method that a command line can set, with their types.
 
     Raises:
         ValueError: an unknown method or objective.
@@ -127,7 +137,10 @@ def method_fields(method: str, objectives: list[str] | None = None) -> dict[str,
         raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
     unknown = sorted(set(objectives or []) - set(OBJECTIVES))
     if unknown:
-        raise ValueError(f"objectives must be among {', '.join(map(repr, OBJECTIVES))}, got {unknown[0]!r}")
+        raise ValueError(
+            f"objectives must be among {', '.join(map(repr, OBJECTIVES))}, got {unknown[0]!r}; --import my_module "
+            "adds those that a module registers"
+        )
     config = METHODS[method].config_class
     skipped = {"model_type", "sub_configs", "encoder_config", "objectives", "prompt_mask_offset"}
     own = {name: _plain_type(kind) for name, kind in CSEConfig.__annotations__.items() if name not in skipped}
@@ -135,10 +148,10 @@ def method_fields(method: str, objectives: list[str] | None = None) -> dict[str,
 
 
 def read_preset(path: str | Path) -> dict[str, Any]:
-    """A YAML file of flat names.
+    """Read a YAML file of flat names.
 
     Raises:
-        ValueError: no such file, or not a mapping of names to values.
+        ValueError: no such file, or it is not a mapping of names to values.
     """
     file = Path(path)
     if not file.is_file():
@@ -148,12 +161,44 @@ def read_preset(path: str | Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a YAML file: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: a preset is a mapping of names to values, got {type(content).__name__}")
+        raise ValueError(f"{path}: a preset must be a mapping of names to values, got {type(content).__name__}")
     return content
 
 
+def _imports(argv: Sequence[str], preset: dict[str, Any]) -> list[str]:
+    """Return the modules that preset and words name, each once."""
+    given = preset.get("imports") or []
+    named = [given] if isinstance(given, str) else given
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise ValueError(f"import must be the name of a module, or a list of them, got {given!r}")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--import", "--imports", dest="imports", nargs="*", action="extend", default=named)
+    return list(dict.fromkeys(parser.parse_known_args(list(argv))[0].imports))
+
+
+def check_imports(imports: Sequence[str], objectives: Sequence[str]) -> None:
+    """Check that the run uses an objective of the user's own.
+
+    Arguments:
+        imports: names of the imported modules.
+        objectives: names of the run's objectives.
+
+    Raises:
+        ValueError: all objectives of the run are csekit's.
+    """
+    own = [name for name, kind in OBJECTIVES.items() if kind.__module__.split(".")[0] != "csekit"]
+    if set(own) & set(objectives):
+        return
+    told = f"--import {' '.join(imports)}"
+    if not own:
+        raise ValueError(f"{told}: no objective was registered, which register_objective(MyObjective) does")
+    raise ValueError(
+        f"{told}: the run names none of the registered objectives, {', '.join(map(repr, own))}: add --{own[0]}_weight"
+    )
+
+
 def _early(argv: Sequence[str], preset: dict[str, Any]) -> tuple[str, list[str] | None]:
-    """Method and objectives: they decide which further names there are. ``<term>_weight`` adds an objective."""
+    """Return method and objectives, which decide the further arguments. ``<term>_weight`` adds an objective."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--method", default=preset.get("method", "simcse"))
     parser.add_argument("--objectives", nargs="*", default=preset.get("objectives"))
@@ -169,7 +214,7 @@ def _early(argv: Sequence[str], preset: dict[str, Any]) -> tuple[str, list[str] 
 
 
 class _Parser(HfArgumentParser):
-    """An error is one line; the hundred options are for ``--help``."""
+    """A parser that reports an error in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
@@ -177,13 +222,13 @@ class _Parser(HfArgumentParser):
 
 @dataclass(frozen=True)
 class ExtraFields:
-    """Names that a command line knows beside those of its dataclasses.
+    """Arguments of a command line that are fields of no dataclass.
 
     Arguments:
-        title: over their list in ``--help``.
-        types: by name.
-        lists: of these, the ones that take several words.
-        hint: what to say of an unknown name, or nothing.
+        title: title of their group in ``--help``.
+        types: the type of each argument by name.
+        lists: names of those that take several words.
+        hint: returns a hint for an unknown name, or an empty text.
     """
 
     title: str
@@ -193,7 +238,7 @@ class ExtraFields:
 
 
 def build_parser(kinds: Sequence[type], extra: ExtraFields | None = None) -> HfArgumentParser:
-    """The parser of some dataclasses and of further fields; of these, what nobody sets is left out of the result."""
+    """Return the parser of dataclasses and further arguments. Further arguments that are not set have no value."""
     parser = _Parser(list(kinds), allow_abbrev=False)  # type: ignore[arg-type]
     parser.add_argument("--config", help="Preset: a YAML file with these names; the command line wins.")
     if extra is not None:
@@ -214,17 +259,17 @@ def parse_arguments(
     defaults: dict[str, Any] | None = None,
     extra: Callable[[Sequence[str], dict[str, Any]], ExtraFields] | None = None,
 ) -> tuple[Any, ...]:
-    """Parse the command line of a training script: defaults, below a preset (``--config``), below the words.
+    """Parse the command line of a training script. It overrides the preset (``--config``), which overrides defaults.
 
     Arguments:
         kinds: the dataclasses to fill.
-        argv: default: the process's own.
-        defaults: values below those of the preset.
-        extra: from the words and the preset, the fields that are in none of the dataclasses.
+        argv: the words; default: those of the process.
+        defaults: values that preset and command line override.
+        extra: returns from words and preset the arguments that are fields of no dataclass.
 
     Returns:
-        an instance of each dataclass, and the values of the extra fields that were set. An error ends the process with
-        status 2 and one line that names the argument, what came and what is allowed.
+        an instance of each dataclass, and the values of the extra arguments that were set. An error ends the process
+        with status 2 and one line that names the argument, its value and the allowed values.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -232,6 +277,8 @@ def parse_arguments(
     config_path = early.parse_known_args(argv)[0].config
     try:
         preset = dict(defaults or {}) | (read_preset(config_path) if config_path else {})
+        if "import" in preset:  # a keyword of Python, so no field can have this name
+            preset["imports"] = preset.pop("import")
         more = extra(argv, preset) if extra is not None else None
         parser = build_parser(kinds, more)
         known = {action.dest for action in parser._actions} - {"help", "config"}
@@ -251,7 +298,7 @@ def parse_arguments(
 
 
 def _filled(parser: HfArgumentParser, count: int, argv: list[str]) -> tuple[Any, ...]:
-    """The dataclasses, the values of the other arguments, the words that nobody knows."""
+    """Return the dataclasses, the values of the other arguments, and the unknown words."""
     found: Any = parser.parse_args_into_dataclasses(argv, True, look_for_args_file=False)
     return *found[:count], vars(found[count]), [word for words in found[count + 1 :] for word in words]
 
@@ -262,33 +309,48 @@ def parse_run_arguments(
     """Parse a command line of contrastive training.
 
     Arguments:
-        argv: default: the process's own.
-        defaults: values below those of the preset.
+        argv: the words; default: those of the process.
+        defaults: values that preset and command line override.
 
     Returns:
         (run arguments, training arguments, fields for ``from_backbone``). An error ends the process with status 2 and
-        one line that names the argument, what came and what is allowed.
+        one line that names the argument, its value and the allowed values.
     """
     run, args, own = parse_arguments((RunArguments, CSETrainingArguments), argv, defaults, _method_extra)
     return run, args, own
 
 
+def _output_dir(argv: Sequence[str], preset: dict[str, Any]) -> str:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--output_dir", default=preset.get("output_dir", RunTrainingArguments.output_dir))
+    return str(parser.parse_known_args(list(argv))[0].output_dir)
+
+
 def _method_extra(argv: Sequence[str], preset: dict[str, Any]) -> ExtraFields:
-    """The config fields of the method that words and preset name."""
+    """Import the named modules, which may register objectives; return the config fields of the named method."""
+    imports = _imports(argv, preset)
+    import_modules(imports)
     method, objectives = _early(argv, preset)
+    needed = import_hint(_output_dir(argv, preset))
     taken = {f.name for kind in (RunArguments, CSETrainingArguments) for f in fields(kind)}
-    own = {name: kind for name, kind in method_fields(method, objectives).items() if name not in taken}
+    try:
+        own = {name: kind for name, kind in method_fields(method, objectives).items() if name not in taken}
+    except ValueError as error:
+        raise ValueError(f"{error}{needed}") from None
     config = METHODS[method].config_class
+    if imports and not {"-h", "--help"} & set(argv):
+        check_imports(imports, [o.name for o in config.default_objectives()] if objectives is None else objectives)
     if config is CSEConfig:
         own["objectives"] = list
 
     def hint(name: str) -> str:
+        """Return a hint for an unknown name."""
         for objective, kind in OBJECTIVES.items():
             if name.removeprefix(f"{objective}_") in kind.config_class.field_names() and name.startswith(objective):
                 return (
                     f" for method {method!r}; {objective!r} is not among its objectives, --{objective}_weight adds it"
                 )
-        return f" for method {method!r}"
+        return f" for method {method!r}{needed}"
 
     return ExtraFields(f"fields of {config.__name__}", own, ("objectives",), hint)
 
@@ -304,7 +366,7 @@ def _unknown(name: str, known: set[str], extra: ExtraFields | None) -> str:
 def _typed(
     parser: argparse.ArgumentParser, preset: dict[str, Any], path: str, kinds: Sequence[type]
 ) -> dict[str, Any]:
-    """The preset's values in the types of their arguments: YAML reads ``1e-5`` as text."""
+    """Convert the preset's values to the types of their arguments: YAML reads ``1e-5`` as text."""
     actions = {action.dest: action for action in parser._actions}
     hints = {name: hint for kind in kinds for name, hint in typing.get_type_hints(kind).items()}
     typed: dict[str, Any] = {}
@@ -312,7 +374,7 @@ def _typed(
         action = actions[name]
         parts = typing.get_args(hints.get(name)) or (hints.get(name),)
         if value is None and action.default is argparse.SUPPRESS:
-            continue  # a field of the method, left at its default
+            continue  # the method's default
         if (value is None and type(None) in parts) or (isinstance(value, dict) and dict in parts):
             typed[name] = value
             continue
@@ -328,7 +390,7 @@ def _typed(
 
 
 def _plain_value(kind: Any, value: Any) -> Any:
-    """A scalar of YAML in the type of an argument. Raises ValueError where that would change it."""
+    """Convert a YAML scalar to the type of an argument. Raises ValueError if this would change the value."""
     if isinstance(value, list | dict | None) or (isinstance(value, bool) and kind in (int, float)):
         raise ValueError
     if kind is int and isinstance(value, float) and value != int(value):

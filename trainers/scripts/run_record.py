@@ -1,6 +1,7 @@
 """The record of a run: its settings, its scores over the steps and its log as plain values."""
 
 import os
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from csekit.trainers.arguments import RunTrainingArguments
 
 
 def changed_arguments(args: RunTrainingArguments) -> dict[str, Any]:
-    """The training arguments that differ from their defaults; paths, access tokens and the Hub left out."""
+    """Return the training arguments that differ from their defaults, without paths, access tokens and the Hub's."""
     default = type(args)(output_dir=args.output_dir)
     skipped = {"output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "accelerator_config", "use_cpu"}
     skipped |= {"push_to_hub", "hub_model_id", "hub_revision", "hub_private_repo"}
@@ -30,7 +31,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def without_folders(fields: dict[str, Any]) -> dict[str, Any]:
-    """Names of networks without the folders of this machine, and without their whole configurations."""
+    """Return the fields with folders shortened to their last part, and without nested configurations."""
     return {
         name: Path(value).name if isinstance(value, str) and os.path.exists(value) else value
         for name, value in fields.items()
@@ -39,14 +40,14 @@ def without_folders(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def history(trainer: Trainer) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """(evaluations, training log) of a run, from the trainer's state, without prefixes, to 6 significant digits."""
+    """Return (evaluations, training log) from the trainer's state, without prefixes, to 6 significant digits."""
     evaluations, log = [], []
     for entry in trainer.state.log_history:
         scores = {name.removeprefix("eval_"): value for name, value in entry.items() if name.startswith("eval_")}
         geometry = {name: value for name, value in entry.items() if name.startswith("geometry/")}
         if scores:
             evaluations.append({"step": entry["step"], **scores})
-        elif geometry and evaluations:  # of the evaluation just before
+        elif geometry and evaluations:  # they belong to the evaluation before
             evaluations[-1] |= geometry
         elif "loss" in entry:
             log.append({name: float(f"{v:.6g}") if isinstance(v, float) else v for name, v in entry.items()})
@@ -54,21 +55,30 @@ def history(trainer: Trainer) -> tuple[list[dict[str, float]], list[dict[str, fl
 
 
 def positives_of(trainer: Any) -> str:
-    """Where the positives come from: ``dropout``, an augmentation, ``pairs`` or ``triplets``."""
+    """Return the origin of the positives: ``dropout``, an augmentation, ``pairs`` or ``triplets``."""
     further = max((spec.further_columns for spec in trainer.model.batch_specs.values()), default=0)
     columns = len(trainer.corpus.columns) - further
     return {2: "pairs", 3: "triplets"}.get(columns) or trainer.args.augmentation.replace("none", "dropout")
 
 
+def own_modules(trainer: Any) -> list[str]:
+    """Return the modules outside csekit that define objectives of the model; ``__main__`` becomes the script's
+    name."""
+    names = {type(objective).__module__ for objective in trainer.model.auxiliaries()}
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "__main__").stem
+    return sorted(script if name == "__main__" else name for name in names if name.split(".")[0] != "csekit")
+
+
 def trainer_results(trainer: Any) -> dict[str, Any]:
-    """What a trainer itself knows of its run, as plain values; ``dev.after`` are the scores of the step that was kept,
-    as they were in training."""
+    """Return the results that a trainer holds, as plain values. ``dev.after`` holds the scores of the step that was
+    kept, measured during training."""
     evaluations, log = history(trainer)
     metric = trainer.args.metric_for_best_model if trainer.args.load_best_model_at_end else None
     config = trainer.model.config.to_diff_dict()
     kept = {name: value for name, value in config.items() if name not in ("encoder_config", "transformers_version")}
     kept["objectives"] = [without_folders(objective) for objective in kept.get("objectives", [])]
     encoder = trainer.model.config.encoder_config
+    imports = own_modules(trainer)
     step = trainer.state.best_global_step if metric else trainer.state.global_step
     kept_scores = next((entry for entry in evaluations if entry["step"] == step), {})
     return {
@@ -89,4 +99,4 @@ def trainer_results(trainer: Any) -> dict[str, Any]:
         },
         "test": None,
         "log": log,
-    }
+    } | ({"imports": imports} if imports else {})

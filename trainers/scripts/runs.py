@@ -1,4 +1,4 @@
-"""What a training script does around the trainer: its dev and test sets, its results file, its card, its table."""
+"""The parts of the contrastive training scripts: data, trainer, results file, card, table."""
 
 import logging
 import math
@@ -41,7 +41,7 @@ SUPERVISED: dict[str, Any] = {
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """What the user can put right is one line on stderr and exit code 2, not a traceback."""
+    """Report errors of the user in one line on stderr with exit code 2, without a traceback."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
@@ -50,10 +50,10 @@ def one_line_errors() -> Iterator[None]:
 
 
 def check_output_dir(run: CorpusArguments, args: RunTrainingArguments) -> None:
-    """Refuse to train over another run; with ``overwrite`` delete its checkpoints and its results first.
+    """Check that ``output_dir`` holds no other run; with ``overwrite`` delete that run's checkpoints and results.
 
     Raises:
-        ValueError: ``output_dir`` holds a run, finished or not, that is neither continued nor given up.
+        ValueError: ``output_dir`` holds a run, and neither ``resume_from_checkpoint`` nor ``overwrite`` is set.
     """
     folder = Path(str(args.output_dir))
     held = [*folder.glob("training/checkpoint-*"), *folder.glob("results.json")]
@@ -61,7 +61,7 @@ def check_output_dir(run: CorpusArguments, args: RunTrainingArguments) -> None:
         return
     if not run.overwrite:
         raise ValueError(
-            f"{folder} holds a run already ({held[0].relative_to(folder)}): choose another --output_dir, continue it "
+            f"{folder} already holds a run ({held[0].relative_to(folder)}): choose another --output_dir, continue it "
             "with --resume_from_checkpoint True, or replace it with --overwrite"
         )
     if args.process_index == 0:
@@ -81,10 +81,10 @@ def _scored_pairs(path: str, columns: list[str] | None, name: str) -> Pairs:
 
 
 def load_dev(run: RunArguments) -> Pairs | None:
-    """The pairs that select the checkpoint: ``dev_file``, else STS-B dev of ``data_dir``, else none.
+    """Return the pairs that select the checkpoint: ``dev_file``, else STS-B dev of ``data_dir``, else None.
 
     Raises:
-        ValueError: what is wrong with the file, by file and line.
+        ValueError: a file is not valid; the message names file and line.
     """
     if run.dev_file is not None:
         return _scored_pairs(run.dev_file, run.dev_columns, "dev")
@@ -96,7 +96,7 @@ def load_dev(run: RunArguments) -> Pairs | None:
 
 
 def load_tests(run: RunArguments) -> list[STSTask]:
-    """The test sets: ``test_file`` as a set of its own and the seven STS sets of ``data_dir``."""
+    """Return the test sets: ``test_file``, else the seven STS sets of ``data_dir``, else none."""
     if run.test_file is not None:
         return [STSTask("test", (_scored_pairs(run.test_file, run.dev_columns, "test"),), "raw")]
     return load_sts(run.data_dir, "sts", run.text_form) if run.data_dir is not None else []
@@ -104,12 +104,15 @@ def load_tests(run: RunArguments) -> list[STSTask]:
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run trains on and is scored on.
+    """The training and evaluation data of a run.
 
     Arguments:
-        overlap: sentences of the evaluation sets in the rows that are trained on or, where ``filtered``, in the whole
-            corpus as it was before any were left out; None where there are no sets, or the corpus is a stream.
-        filtered: whether the rows with such a sentence were left out.
+        corpus: the rows to train on.
+        dev: the pairs that select the checkpoint.
+        tests: the test sets.
+        overlap: sentences of the evaluation sets in the training rows or, if ``filtered``, in the corpus before rows
+            were left out; None without evaluation sets or for a stream.
+        filtered: True if the rows with such a sentence were left out.
         transfer: tasks whose dev scores select the checkpoint.
     """
 
@@ -122,13 +125,13 @@ class RunData:
 
 
 def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
-    """The corpus, or the part of it that is asked for, with the dev set and, for ``do_predict``, the test sets.
+    """Load the corpus (or the chosen part of it), the dev set and, for ``do_predict``, the test sets.
 
-    A drawn fraction is trained for the steps of the whole corpus (MSSE, Appendix A): ``args.max_steps`` is set. It is
-    drawn from the rows that ``filter_overlap`` leaves.
+    A drawn fraction is trained for the steps of the whole corpus (MSSE, Appendix A): this sets ``args.max_steps``. The
+    fraction is drawn from the rows that ``filter_overlap`` leaves.
 
     Raises:
-        ValueError: what is wrong with a file, by file and line; nothing left to train on.
+        ValueError: a file is not valid (the message names file and line), or no rows are left.
     """
     corpus = load_corpus(
         run.train_file,
@@ -149,7 +152,7 @@ def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
             args.max_steps = steps_of(corpus.report.used, args)
         corpus = draw_fraction(corpus, run.train_fraction, args.seed)
         if corpus.report.used < (batch := args.train_batch_size * args.world_size):
-            logger.warning("a batch holds the %d rows that were drawn, not %d", corpus.report.used, batch)
+            logger.warning("batches hold %d rows, all that were drawn, instead of %d", corpus.report.used, batch)
     if overlap is None and sets and not corpus.streaming:
         overlap = find_overlap(corpus, sets)
     print(f"{corpus.name}: {corpus.report.summary()}")
@@ -162,13 +165,13 @@ def check_positives(corpus: Corpus) -> None:
     """Raise ValueError for a corpus of single sentences."""
     if len(corpus.columns) < 2:
         raise ValueError(
-            f"{corpus.name} has one column, {corpus.columns[0]!r}: pairs or triplets are wanted (sentence, positive, "
-            "hard negative); for single sentences there is run_unsup.py"
+            f"{corpus.name} must have two or three columns (sentence, positive, hard negative), got one, "
+            f"{corpus.columns[0]!r}; run_unsup.py trains on single sentences"
         )
 
 
 def steps_of(rows: int, args: CSETrainingArguments) -> int:
-    """The optimiser steps that Transformers' Trainer takes in ``num_train_epochs`` over so many rows."""
+    """Return the optimiser steps that Transformers' Trainer takes in ``num_train_epochs`` over these rows."""
     batches = rows / (args.train_batch_size * args.world_size)
     per_epoch = math.floor(batches) if args.dataloader_drop_last else math.ceil(batches)
     return math.ceil(args.num_train_epochs * max(math.ceil(per_epoch / args.gradient_accumulation_steps), 1))
@@ -177,14 +180,16 @@ def steps_of(rows: int, args: CSETrainingArguments) -> int:
 def make_trainer(
     run: RunArguments, args: CSETrainingArguments, method_fields: dict[str, Any], data: RunData
 ) -> CSETrainer:
-    """The trainer of a new model from the run's encoder, once it is told how the tokenizer fits the corpus.
+    """Print how the tokenizer fits the corpus; return the trainer of a new model from the run's encoder.
 
     Raises:
-        ValueError: a setting that cannot work.
+        ValueError: a combination of arguments that cannot work.
     """
     name = str(run.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(name)
-    template = METHODS[run.method].config_class(**method_fields).prompt_template  # a method may bring its own
+    template = (
+        METHODS[run.method].config_class(**method_fields).prompt_template
+    )  # a method may have a default template
     fit = data.corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=template)
     print(f"{data.corpus.name}: {fit.summary()}")
     if fit.warning:
@@ -201,7 +206,7 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
         started: ``time.monotonic()`` at the start of the program.
 
     Returns:
-        the exit code: 0, or 143 where SIGTERM stopped the training behind a checkpoint.
+        the exit code: 0, or 143 if SIGTERM stopped the training after a checkpoint.
     """
     args = trainer.args
     before = score_run(trainer, data.tests if run.test_file else [])
@@ -226,7 +231,7 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
 
 
 def score_run(trainer: CSETrainer, tests: Sequence[STSTask]) -> tuple[dict[str, float], STSScores | None]:
-    """Dev scores and test scores of the model as it is."""
+    """Return dev scores and test scores of the current weights."""
     return trainer.dev_scores(), evaluate_sts(trainer.embed, tests, progress=True) if tests else None
 
 
@@ -238,8 +243,8 @@ def run_results(
     after: tuple[dict[str, float], STSScores | None],
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """The results of a run as plain values: setting, scores before and after, versions, time."""
-    known = trainer_results(trainer)
+    """Return the results of a run as plain values: setting, scores before and after, versions, time."""
+    known = trainer_results(trainer) | ({"imports": run.imports} if run.imports else {})
     return known | {
         "method": run.method,
         "backbone": Path(str(run.model_name_or_path)).name,
@@ -273,7 +278,7 @@ def write_run(
 def before_and_after(
     before: tuple[dict[str, float], STSScores | None], after: tuple[dict[str, float], STSScores | None]
 ) -> str:
-    """A table of the scores before and after training, for a terminal."""
+    """Return a table of the scores before and after training, for a terminal."""
     words = {name: name.replace("_spearman", " Spearman").replace("_accuracy", " accuracy") for name in after[0]}
     rows = [(words[name], before[0].get(name), value) for name, value in after[0].items()]
     if after[1] is not None:

@@ -11,18 +11,16 @@ from .common import one_line_errors
 def card(
     source: Annotated[Path, typer.Argument(help="A run's folder or results file; or a .yaml that lists cards.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The card; of a folder its README.md if left out.")
+        Path | None, typer.Option("--output", "-o", help="The card; default: README.md in the run's folder.")
     ] = None,
     scores: Annotated[
-        list[Path] | None, typer.Option("--scores", help="Results of csekit eval to add; may be given again.")
+        list[Path] | None, typer.Option("--scores", help="Results of csekit eval to add; repeatable.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Of the model; the run's if left out.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the model; default: the run's.")] = None,
     base_model: Annotated[str | None, typer.Option("--base_model", help="The backbone's Hub id.")] = None,
     license: Annotated[str | None, typer.Option("--license", help="As the Hub names it: apache-2.0.")] = None,
-    language: Annotated[list[str] | None, typer.Option("--language", help="Code, en; may be given again.")] = None,
-    dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", help="Hub id of the corpus; may be given again.")
-    ] = None,
+    language: Annotated[list[str] | None, typer.Option("--language", help="Language code, en; repeatable.")] = None,
+    dataset: Annotated[list[str] | None, typer.Option("--dataset", help="Hub id of the corpus; repeatable.")] = None,
 ) -> None:
     """Write the model card of a run from its results."""
     with one_line_errors():
@@ -33,7 +31,9 @@ def card(
                 typer.echo(f"written: {path}")
             return
         if output is None and not source.is_dir():
-            raise ValueError(f"--output must name the card of {source}: README.md, or NAME.md")
+            raise ValueError(
+                f"--output must name the card to write for a results file, README.md or NAME.md, got none for {source}"
+            )
         results = results_of(source, scores or [])
         options = CardOptions(
             name=name,

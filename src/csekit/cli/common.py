@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 
@@ -14,6 +15,24 @@ def one_line_errors() -> Iterator[None]:
     except (ValueError, OSError, ImportError) as error:
         typer.echo("error: " + " ".join(str(error).split()), err=True)
         raise typer.Exit(2) from None
+
+
+def _import(names: list[str]) -> list[str]:
+    if names:
+        with one_line_errors():
+            from csekit.encoding.imports import import_modules
+
+            import_modules(names)
+    return names
+
+
+#: A parameter of commands that load training checkpoints; the modules are imported while the arguments are read.
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import", callback=_import, metavar="MODULE", help="It registers objectives of your own; may be given again."
+    ),
+]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import one_line_errors, quiet_transformers
+from .common import Imports, one_line_errors, quiet_transformers
 
 Model = Annotated[str, typer.Option("--model", "-m", help="A model folder, or a name on the Hub.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="OUT.npy, or OUT.parquet, a folder.")]
@@ -46,6 +46,7 @@ def encode(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew even if an output exists.")] = False,
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
+    imports: Imports = None,
 ) -> None:
     """Encode every row of a file. After a kill, the same command continues."""
     loading: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "device": device}
@@ -54,6 +55,8 @@ def encode(
     with one_line_errors():
         if engine not in ("local", "ray"):
             raise ValueError(f"--engine must be local or ray, got {engine!r}")
+        if engine == "ray" and imports:
+            raise ValueError("--import is not for --engine ray: name the run's export, which needs no module")
         if engine == "ray" and (shard != "1/1" or dtype != "float32"):
             raise ValueError("--shard and --dtype are not for --engine ray, which distributes the rows itself")
         here: dict[str, Any] = {"dtype": dtype, "shard": shard, "chunk_rows": chunk_rows, "progress": progress}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import one_line_errors, quiet_transformers, table
+from .common import Imports, one_line_errors, quiet_transformers, table
 
 if TYPE_CHECKING:
     from csekit.encoding.encoder import TextEncoder
@@ -47,6 +47,7 @@ def evaluate(
         str | None, typer.Option("--device", help="cpu, cuda, cuda:1; the GPU where there is one.")
     ] = None,
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
+    imports: Imports = None,
 ) -> None:
     """Score an encoder: STS, transfer and the other suites."""
     with one_line_errors():

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import one_line_errors, quiet_transformers
+from .common import Imports, one_line_errors, quiet_transformers
 
 
 def export(
@@ -32,6 +32,7 @@ def export(
         typer.Option("--data_dir", envvar="CSEKIT_DATA", help="onnx: score every file on STS-B dev from here."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+    imports: Imports = None,
 ) -> None:
     """Write an encoder as ONNX, checked against torch, or in another dtype."""
     loading: dict[str, Any] = {"pooling": pooling, "prompt_template": prompt_template, "overwrite": overwrite}

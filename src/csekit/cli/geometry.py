@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import one_line_errors, quiet_transformers, table
+from .common import Imports, one_line_errors, quiet_transformers, table
 
 if TYPE_CHECKING:
     from csekit.encoding import TextEncoder
@@ -35,6 +35,7 @@ def geometry(
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, cuda:1; the GPU where there is one.")
     ] = None,
+    imports: Imports = None,
 ) -> None:
     """The shape of an encoder's space: alignment, uniformity, anisotropy, clusters of titles, a map."""
     with one_line_errors():

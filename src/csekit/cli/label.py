@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import model_labels, one_line_errors, quiet_transformers
+from .common import Imports, model_labels, one_line_errors, quiet_transformers
 
 if TYPE_CHECKING:
     from csekit.evaluation.score_file import ScoreFile
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 _SCALE = """How much do the two sentences mean the same? Decimals are fine.
   5  the same          4  the same but for details      3  roughly the same, something important differs
   2  some details      1  only the topic                0  nothing
-Type a score, or: s skip, b back, q quit (what is answered is saved; the same command goes on)."""
+Type a score, or: s skip, b back, q quit (scores are saved; the same command continues)."""
 
 
 def label(
     corpus: Annotated[Path, typer.Argument(help="A text file with a sentence a line.")],
-    model: Annotated[str, typer.Option("--model", help="The encoder by whose cosine the pairs are spread.")],
+    model: Annotated[str, typer.Option("--model", help="The encoder whose cosines spread the pairs.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="A file NAME.tsv, for --dev_file.")],
     pairs: Annotated[int, typer.Option("--pairs", help="Pairs to score.")] = 50,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draw and of the order.")] = 0,
-    pool: Annotated[int, typer.Option("--pool", help="Sentences that are encoded, drawn from the corpus.")] = 5000,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the draw and of the order.")] = 0,
+    pool: Annotated[int, typer.Option("--pool", help="Sentences to draw from the corpus and encode.")] = 5000,
     pooling: Annotated[str | None, typer.Option("--pooling", help="For plain encoders.")] = None,
     max_length: Annotated[
         int | None, typer.Option("--max_length", help="Tokens; the model's limit if left out.")
@@ -30,6 +30,7 @@ def label(
     batch_size: Annotated[int, typer.Option("--batch_size", help="Rows in a batch at most.")] = 64,
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda; the GPU where there is one.")] = None,
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
+    imports: Imports = None,
 ) -> None:
     """Score sentence pairs of your own corpus at the keyboard: a dev set in half an hour."""
     with one_line_errors():
@@ -61,7 +62,7 @@ def label(
 
 
 def _ask_all(file: "ScoreFile") -> None:
-    """Show the open pairs in order until the last, or until the user quits."""
+    """Show the pairs without a score in order, until the last or until the user quits."""
     total = len(file.pairs)
     shown: list[int] = []
     todo = file.open()
@@ -87,7 +88,7 @@ def _ask_all(file: "ScoreFile") -> None:
 
 
 def _ask(file: "ScoreFile", i: int) -> float | str | None:
-    """The score of pair i, 'skip', 'back', or None for the end. Asks until it is one of them."""
+    """Ask for the score of pair i until the answer is valid. Return it, 'skip', 'back', or None for the end."""
     from csekit.evaluation.score_file import check_score
 
     score = file.scores[i]
@@ -112,7 +113,7 @@ def _ask(file: "ScoreFile", i: int) -> float | str | None:
 
 
 def _farewell(file: "ScoreFile") -> None:
-    """What there is, what is left, and what it is good for."""
+    """Print the number of scored and open pairs, and how to use the file."""
     scores = [score for score in file.scores if score is not None]
     left = len(file.scores) - len(scores)
     typer.echo(f"\n{file.path}: {len(scores)} of {len(file.scores)} pairs scored")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import model_labels, one_line_errors, quiet_transformers
+from .common import Imports, model_labels, one_line_errors, quiet_transformers
 
 if TYPE_CHECKING:
     from csekit.evaluation.neighbors import Neighbor, QueryNeighbors
@@ -39,6 +39,7 @@ def neighbors(
     batch_size: Annotated[int, typer.Option("--batch_size", help="Largest number of rows in a batch.")] = 64,
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda; the GPU where there is one.")] = None,
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
+    imports: Imports = None,
 ) -> None:
     """Show the nearest neighbours of queries under two encoders, side by side."""
     with one_line_errors():

@@ -12,20 +12,29 @@ def push(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     repo: Annotated[str, typer.Argument(help="On the Hub: NAME, or NAMESPACE/NAME.")],
     private: Annotated[
-        bool | None, typer.Option("--private/--public", help="A new repository; as the account is set if left out.")
+        bool | None, typer.Option("--private/--public", help="Visibility of a new repository; default: the account's.")
     ] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="A branch, made where there is none.")] = None,
-    commit_message: Annotated[str | None, typer.Option("--commit_message", help="Its first line.")] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="A branch, which is created if it does not exist.")
+    ] = None,
+    commit_message: Annotated[
+        str | None, typer.Option("--commit_message", help="First line of the commit's message.")
+    ] = None,
     no_training: Annotated[
-        bool, typer.Option("--no_training", help="Leave out training/, the model that training goes on from.")
+        bool, typer.Option("--no_training", help="Leave out training/, the model for further training.")
     ] = False,
     custom_code: Annotated[
         bool,
-        typer.Option("--custom_code", help="The whole model with its code, for trust_remote_code; no plain encoder."),
+        typer.Option(
+            "--custom_code",
+            help="Publish the whole model with its code, for trust_remote_code, instead of the export.",
+        ),
     ] = False,
-    create_pr: Annotated[bool, typer.Option("--create_pr", help="Propose it, to somebody else's repository.")] = False,
+    create_pr: Annotated[
+        bool, typer.Option("--create_pr", help="Open a pull request in another user's repository.")
+    ] = False,
 ) -> None:
-    """Publish a run on the Hub, in one commit. The token is that of `hf auth login`, or of HF_TOKEN."""
+    """Publish a run on the Hub, in one commit. It uses the token of `hf auth login` or of HF_TOKEN."""
     with one_line_errors():
         quiet_transformers()
         from csekit.trainers.hub.publishing import push_run

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import model_labels, one_line_errors, quiet_transformers
+from .common import Imports, model_labels, one_line_errors, quiet_transformers
 
 if TYPE_CHECKING:
     from csekit.evaluation.report.page import SearchData
@@ -30,6 +30,7 @@ def report(
     batch_size: Annotated[int, typer.Option("--batch_size", help="Rows in a batch at most.")] = 64,
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda; the GPU where there is one.")] = None,
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
+    imports: Imports = None,
 ) -> None:
     """One HTML page about one or several runs, with everything in it."""
     with one_line_errors():

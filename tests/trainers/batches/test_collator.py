@@ -78,7 +78,8 @@ def test_one_column(tokenizer, sentences):
     B = len(sentences)
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (B, 1, 16)
     assert batch["input_ids"].dtype == batch["attention_mask"].dtype == batch["index"].dtype == torch.int64
-    assert batch["index"].tolist() == list(range(100, 100 + B)) and batch["return_loss"] is True
+    assert batch["index"].tolist() == list(range(100, 100 + B))
+    assert batch["return_loss"] is True
     assert set(batch) == {"input_ids", "attention_mask", "token_counts", "index", "return_loss"}
     assert batch["token_counts"].tolist() == batch["attention_mask"].sum(2).tolist()
     own = tokenizer(sentences, truncation=True, max_length=16, padding=True, return_tensors="pt")
@@ -98,7 +99,8 @@ def test_pairs_and_triplets(wordpiece, sentences, columns):
             length = int(batch["attention_mask"][n, c].sum())
             assert batch["input_ids"][n, c, :length].tolist() == own[n]
             assert (batch["input_ids"][n, c, length:] == wordpiece.pad_token_id).all()
-    assert batch["mlm_input_ids"].shape == (2 * B, L) and batch["one_input_ids"].shape == (B, L)
+    assert batch["mlm_input_ids"].shape == (2 * B, L)
+    assert batch["one_input_ids"].shape == (B, L)
     views = batch["input_ids"][:, :2].transpose(0, 1).reshape(2 * B, L)
     restored = batch["mlm_input_ids"].clone()
     restored.view(-1)[batch["mlm_positions"]] = batch["mlm_labels"]
@@ -117,7 +119,8 @@ def test_masked_views_of_one_sentence(tokenizer, sentences):
     for name, spec in specs.items():
         assert batch[f"{name}_input_ids"].shape == (spec.views * B, L)
         positions = batch[f"{name}_positions"]
-        assert (positions.diff() > 0).all() and positions.dtype == torch.int64
+        assert (positions.diff() > 0).all()
+        assert positions.dtype == torch.int64
         assert not special.repeat(spec.views, 1).view(-1)[positions].any()
         restored = batch[f"{name}_input_ids"].clone()
         restored.view(-1)[positions] = batch[f"{name}_labels"]

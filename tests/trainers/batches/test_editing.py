@@ -7,7 +7,15 @@ import torch
 from csekit.modeling.objectives import EditSpec, MaskingSpec
 from csekit.trainers.batches.collator import CSECollator
 from csekit.trainers.batches.editing import EDITED, edited_copy
-from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, choose, disguise, fold_in, masked_copy, unit
+from csekit.trainers.batches.masking import (
+    MaskingVocabulary,
+    check_spec,
+    choose,
+    fold_in,
+    masked_copy,
+    replacement_ids,
+    unit,
+)
 
 MASK, PAD, CLS, SEP, INNER = 4, 0, 2, 3, 50
 DRAWS = {"seed": 42, "epoch": 1, "name": "rtd"}
@@ -50,7 +58,7 @@ def naive(ids, maskable, lengths, spec, vocabulary, view, max_length):
                 continue
             own = maskable[n, t] and not vocabulary.special[token]
             behind = t > 0 and maskable[n, t - 1] and not maskable[n, t] and spec.operation in ("delete", "all")
-            new = disguise(np.array([token]), key, spec, vocabulary)[0] if operation == "replace" else token
+            new = replacement_ids(np.array([token]), key, spec, vocabulary)[0] if operation == "replace" else token
             original = EDITED if bereft else token
             units.append((new, original, operation == "replace", own, own or behind, maskable[n, t]))
             bereft = False
@@ -93,7 +101,8 @@ def test_against_a_loop(vocabulary, operation, probability, max_length):
         **DRAWS,
     )
     want = naive(ids, maskable, lengths, spec, vocabulary, view, max_length)
-    assert (ids == before[0]).all() and (maskable == before[1]).all()
+    assert (ids == before[0]).all()
+    assert (maskable == before[1]).all()
     assert got.keys() == want.keys()
     for name, value in got.items():
         assert value.dtype == np.int64, name
@@ -102,8 +111,10 @@ def test_against_a_loop(vocabulary, operation, probability, max_length):
     if probability > 0.1:
         assert (got["originals"] == EDITED).any() == (operation != "replace")
         kept = set(got["own"]) - set(got["positions"])
-        assert kept and not vocabulary.special[got["input_ids"].reshape(-1)[list(kept)]].any()
-        assert (got["input_ids"][:, 0] == CLS).all() and ((got["input_ids"] == SEP).sum(1) == 1).all()
+        assert kept
+        assert not vocabulary.special[got["input_ids"].reshape(-1)[list(kept)]].any()
+        assert (got["input_ids"][:, 0] == CLS).all()
+        assert ((got["input_ids"] == SEP).sum(1) == 1).all()
 
 
 def test_replacing_is_masking(vocabulary):
@@ -114,8 +125,10 @@ def test_replacing_is_masking(vocabulary):
         ids, maskable, lengths, EditSpec(0.3), vocabulary, max_length=40, pad_id=PAD, multiple=16, **common
     )
     copies, positions, labels = masked_copy(ids, maskable, MaskingSpec(0.3), vocabulary, **common)
-    assert (edited["input_ids"] == copies).all() and (edited["positions"] == positions).all()
-    assert (edited["originals"] == ids).all() and (edited["originals"].reshape(-1)[positions] == labels).all()
+    assert (edited["input_ids"] == copies).all()
+    assert (edited["positions"] == positions).all()
+    assert (edited["originals"] == ids).all()
+    assert (edited["originals"].reshape(-1)[positions] == labels).all()
     assert edited["input_ids"].shape[1] == 16
 
 
@@ -146,7 +159,8 @@ def test_two_rates_in_one_batch(tokenizer, sentences, operation):
     for name, value in alone.items():
         assert np.array_equal(batch[name], value)
     R, K = batch["rtd_input_ids"].shape
-    assert 2 * len(sentences) == R and K <= 16
+    assert 2 * len(sentences) == R
+    assert K <= 16
     assert batch["rtd_originals"].shape == batch["rtd_attention_mask"].shape == (R, K)
     assert not torch.equal(batch["rtd_input_ids"][: R // 2], batch["rtd_input_ids"][R // 2 :])
     places = [batch[f"rtd_{name}"] for name in ("positions", "own", "scored")]
@@ -170,7 +184,7 @@ def test_further_column(tokenizer, sentences, text, factor):
     assert torch.equal(rows, following.repeat(2, 1))
     if text == "both":
         assert torch.equal(batch["rtd_originals"][: 2 * B], plain["input_ids"].squeeze(1).repeat(2, 1))
-    with pytest.raises(ValueError, match="batch_specs want 1 further column, the rows hold 1 text"):
+    with pytest.raises(ValueError, match="rows must hold 2 texts, batch_specs need a further column, got 1"):
         collator(items(sentences, 1))
 
 

@@ -58,11 +58,11 @@ def naive_masked_copy(ids, maskable, spec, vocabulary, seed, epoch, index, view,
                 continue
             positions.append(n * len(row) + place)
             labels.append(token)
-            fate = naive_unit(naive_mix(key ^ 2 * 0x9E3779B97F4A7C15 % WORD))
+            kind = naive_unit(naive_mix(key ^ 2 * 0x9E3779B97F4A7C15 % WORD))
             draw = naive_unit(naive_mix(key ^ 3 * 0x9E3779B97F4A7C15 % WORD))
-            if fate < spec.mask_share:
+            if kind < spec.mask_share:
                 row[place] = vocabulary.mask_id
-            elif fate < spec.mask_share + spec.random_share:
+            elif kind < spec.mask_share + spec.random_share:
                 row[place] = int(vocabulary.ordinary[int(draw * len(vocabulary.ordinary))])
     return copies, positions, labels
 
@@ -97,17 +97,21 @@ def test_only_chosen_tokens_change_and_the_input_stays(vocabulary):
     ids, maskable = rows()
     before = ids.copy(), maskable.copy()
     copies, positions, labels = mask(ids, maskable, vocabulary, MaskingSpec(1.0, mask_share=1.0, random_share=0.0))
-    assert (ids == before[0]).all() and (maskable == before[1]).all()
+    assert (ids == before[0]).all()
+    assert (maskable == before[1]).all()
     eligible = maskable & ~vocabulary.special[ids]
-    assert (copies[eligible] == MASK).all() and (copies[~eligible] == ids[~eligible]).all()
-    assert (positions == np.flatnonzero(eligible)).all() and (labels == ids[eligible]).all()
+    assert (copies[eligible] == MASK).all()
+    assert (copies[~eligible] == ids[~eligible]).all()
+    assert (positions == np.flatnonzero(eligible)).all()
+    assert (labels == ids[eligible]).all()
 
 
 def test_nothing_chosen_is_an_empty_array(vocabulary):
     ids, maskable = rows(3)
     for spec, allowed in ((MaskingSpec(0.0), maskable), (MaskingSpec(1.0), np.zeros_like(maskable))):
         copies, positions, labels = mask(ids, allowed, vocabulary, spec)
-        assert positions.shape == labels.shape == (0,) and positions.dtype == labels.dtype == np.int64
+        assert positions.shape == labels.shape == (0,)
+        assert positions.dtype == labels.dtype == np.int64
         assert (copies == ids).all()
 
 
@@ -116,7 +120,8 @@ def test_independent_of_padding_batch_and_order(vocabulary):
     whole, positions, _ = mask(ids, maskable, vocabulary)
     wide = np.pad(ids, ((0, 0), (0, 9)))
     padded, wide_positions, _ = mask(wide, np.pad(maskable, ((0, 0), (0, 9))), vocabulary)
-    assert (padded[:, :24] == whole).all() and (padded[:, 24:] == 0).all()
+    assert (padded[:, :24] == whole).all()
+    assert (padded[:, 24:] == 0).all()
     assert [(p // 33, p % 33) for p in wide_positions] == [(p // 24, p % 24) for p in positions]
     order = np.random.default_rng(5).permutation(50)[:17]
     some, _, _ = mask(ids[order], maskable[order], vocabulary, index=order)
@@ -136,8 +141,11 @@ def test_epoch_view_name_and_seed_draw_independently(vocabulary, change):
 def test_uniform():
     index = np.arange(1000)
     big = uniform(1, 0, index, "shuffle", (5, 7))
-    assert big.shape == (1000, 5, 7) and (big >= 0).all() and (big < 1).all()
-    assert big.mean() == pytest.approx(0.5, abs=0.01) and big.var() == pytest.approx(1 / 12, abs=0.003)
+    assert big.shape == (1000, 5, 7)
+    assert (big >= 0).all()
+    assert (big < 1).all()
+    assert big.mean() == pytest.approx(0.5, abs=0.01)
+    assert big.var() == pytest.approx(1 / 12, abs=0.003)
     assert (uniform(1, 0, index[::-1], "shuffle", (3, 4))[::-1] == big[:, :3, :4]).all()
     assert uniform(1, 0, index, "shuffle").shape == (1000,)
     flat = np.stack([uniform(1, e, index, s) for e in (0, 1, 2) for s in ("a", "b", "c")])

@@ -25,8 +25,10 @@ def test_packing_loses_nothing(
     blocks = pack(sentences, tokenizer, block_length, whole_words)
     stream = [id for text in sentences for id in tokenizer(text)["input_ids"][1:]]
     assert content(blocks) == stream
-    assert (blocks.ids_NL[:, 0] == tokenizer.cls_token_id).all() and blocks.block_length == block_length
-    assert (blocks.lengths_N[:-1] == block_length).all() and 1 < blocks.lengths_N[-1] <= block_length
+    assert (blocks.ids_NL[:, 0] == tokenizer.cls_token_id).all()
+    assert blocks.block_length == block_length
+    assert (blocks.lengths_N[:-1] == block_length).all()
+    assert 1 < blocks.lengths_N[-1] <= block_length
     assert (blocks.ids_NL[-1, blocks.lengths_N[-1] :] == tokenizer.pad_token_id).all()
     assert len(blocks) == -(-len(stream) // (block_length - 1))
 
@@ -37,7 +39,8 @@ def test_many_texts_are_packed_as_few_are(
     whole = pack(sentences * 3, wordpiece, 16)
     monkeypatch.setattr("csekit.trainers.batches.packing._CHUNK", 5)
     parts = pack(sentences * 3, wordpiece, 16)
-    assert np.array_equal(whole.ids_NL, parts.ids_NL) and np.array_equal(whole.words_NL, parts.words_NL)
+    assert np.array_equal(whole.ids_NL, parts.ids_NL)
+    assert np.array_equal(whole.words_NL, parts.words_NL)
 
 
 def naive_words(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
@@ -110,7 +113,8 @@ def test_masking_equals_a_loop_over_words(
     batch = PretrainingCollator(tokenizer, 0.3, seed=11)([blocks[i] for i in range(len(blocks))])
     found = [divmod(position, 24) for position in batch["masked_positions"].tolist()]
     expected = naive_masks(blocks, tokenizer, 0.3, seed=11, epoch=3)
-    assert found == expected and len(found) > 10
+    assert found == expected
+    assert len(found) > 10
     assert batch["labels"].tolist() == [int(blocks.ids_NL[place]) for place in expected]
     untouched = np.ones(blocks.ids_NL.shape, dtype=bool)
     untouched[tuple(np.array(expected).T)] = False
@@ -155,8 +159,8 @@ def test_sentences_are_what_stands_between_special_tokens(
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        ([], {}, "the 0 texts hold no token"),
-        (["", " "], {}, "the 2 texts hold no token"),
+        ([], {}, "texts must hold at least one token, got none in 0 texts"),
+        (["", " "], {}, "texts must hold at least one token, got none in 2 texts"),
         (["a"], {"block_length": 2}, "block_length must be at least 3, got 2"),
     ],
 )
@@ -172,5 +176,5 @@ def test_a_block_needs_a_first_token(tokenizers: dict[str, PreTrainedTokenizerFa
 
     bare = PreTrainedTokenizerFast(tokenizer_object=tokenizers["wordpiece"].backend_tokenizer, mask_token="[MASK]")
     bare.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
-    with pytest.raises(ValueError, match="puts no token in front of a text"):
+    with pytest.raises(ValueError, match=r"must put a token such as .* in front of a text"):
         pack(["a dog"], bare)

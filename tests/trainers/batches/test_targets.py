@@ -79,7 +79,8 @@ def test_widths(wordpiece: Any, sentences: list[str]) -> None:
     assert batch["icm_input_ids"].shape[1] % 8 == 0
     assert (batch["icm_input_ids"][batch["icm_attention_mask"] == 0] == wordpiece.pad_token_id).all()
     empty = CSECollator(wordpiece, 32, spec())(rows([[""], [" "]]))
-    assert empty["icm_input_ids"].shape == (2, 1) and not empty["icm_attention_mask"].any()
+    assert empty["icm_input_ids"].shape == (2, 1)
+    assert not empty["icm_attention_mask"].any()
     assert empty["icm_positions"].shape == empty["icm_labels"].shape == (0,)
 
 

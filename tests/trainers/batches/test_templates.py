@@ -46,7 +46,8 @@ def test_the_mask_token_of_the_template_is_found(tokenizer: Any, template: str) 
     frame = sentence_frame(tokenizer, template)
     (ids,) = tokenize(tokenizer, [f"{tokenizer.mask_token} {tokenizer.mask_token}"], 40, template).input_ids
     plain = tokenizer("x")["input_ids"]
-    assert frame.mask_offset is not None and ids[frame.mask_offset] == tokenizer.mask_token_id
+    assert frame.mask_offset is not None
+    assert ids[frame.mask_offset] == tokenizer.mask_token_id
     assert ids[0] == plain[0]
     if template.endswith("{mask}"):
         assert frame.mask_offset == -1  # the last of all: no [SEP]

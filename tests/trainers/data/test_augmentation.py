@@ -141,7 +141,7 @@ def test_the_words_in_front_of_the_cut_are_counted(wordpiece: Any, sentences: li
         ("swap", None, "augmentation must be one of 'none', 'shuffle', 'delete', 'repeat', got 'swap'"),
         ("delete", 0.0, r"augmentation_rate must lie in \(0, 1\], got 0.0"),
         ("shuffle", 1.5, r"augmentation_rate must lie in \(0, 1\], got 1.5"),
-        ("none", 0.2, "augmentation_rate 0.2 needs an augmentation, got augmentation 'none'"),
+        ("none", 0.2, "augmentation_rate must be left out with augmentation 'none', got 0.2"),
     ],
 )
 def test_settings_that_cannot_be(kind: str, rate: float | None, message: str) -> None:
@@ -182,7 +182,7 @@ def test_a_further_column_stays_behind_the_positive(wordpiece: Any, sentences: l
     batch = CSECollator(wordpiece, 32, specs, augmentation=Augmentation("delete", 0.2))(rows(pairs))
     assert (plain["input_ids"].shape[1], batch["input_ids"].shape[1]) == (1, 2)
     assert torch.equal(batch["rtd_originals"], plain["rtd_originals"])
-    with pytest.raises(ValueError, match="augmentation 'delete' wants rows of one text, got 2"):
+    with pytest.raises(ValueError, match="rows must hold one text for augmentation 'delete', got 2"):
         CSECollator(wordpiece, 32, augmentation=Augmentation("delete", 0.2))(rows(pairs))
 
 
@@ -201,7 +201,8 @@ def test_workers_and_streams_make_the_same_positives(
             dataset.set_epoch(epoch)
             batches = DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=collator)
             seen.append([batch["input_ids"] for batch in batches])
-    assert all(map(torch.equal, seen[0], seen[2])) and all(map(torch.equal, seen[1], seen[3]))
+    assert all(map(torch.equal, seen[0], seen[2]))
+    assert all(map(torch.equal, seen[1], seen[3]))
     assert not any(map(torch.equal, seen[0], seen[1]))  # a new view in each epoch
 
 
@@ -209,7 +210,7 @@ def test_workers_and_streams_make_the_same_positives(
 
 
 def test_without_dropout_the_augmentation_alone_makes_two_views(small_run: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="name an --augmentation"):
+    with pytest.raises(ValueError, match="choose an --augmentation"):
         small_run(tmp_path / "none", fields={"dropout": 0.0})
     trainer = small_run(tmp_path / "run", fields={"dropout": 0.0}, augmentation="repeat", max_steps=2)
     trainer.train()
@@ -228,10 +229,10 @@ def test_texts_without_words_are_told(tmp_path: Path, caplog: pytest.LogCaptureF
         return load_corpus(tmp_path / name, cache_dir=tmp_path)
 
     shuffle = make_augmentation("shuffle")
-    with pytest.raises(ValueError, match=r"100% of the texts of zh.txt \(of 3 .*has to be cut into words first"):
+    with pytest.raises(ValueError, match=r"100% of 3 texts of zh.txt are a single word"):
         check_augmentation(shuffle, corpus("zh.txt", ["今天天气很好。", "他在弹吉他。", "猫"]))
     check_augmentation(shuffle, corpus("some.txt", ["one", "two", "three words here", "and four of them"]))
-    assert "50% of the texts of some.txt" in caplog.text and "nothing to shuffle, dropout alone" in caplog.text
+    assert "50% of 4 texts of some.txt are a single word" in caplog.text
     caplog.clear()
     check_augmentation(shuffle, corpus("fine.txt", ["one", *["three words here"] * 39]))
     check_augmentation(None, corpus("zh.txt", ["今天天气很好。", "他在弹吉他。", "猫"]))

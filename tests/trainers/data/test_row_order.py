@@ -18,9 +18,11 @@ def test_shuffled_rows_are_those_of_accelerate(monkeypatch: pytest.MonkeyPatch, 
     ours, theirs = ShuffledRows(rows, 42), SeedableRandomSampler(range(rows), data_seed=42)
     assert len(ours) == rows
     orders = [list(ours) for _ in range(3)]
-    assert orders == [list(theirs) for _ in range(3)] and orders[0] != orders[1]
+    assert orders == [list(theirs) for _ in range(3)]
+    assert orders[0] != orders[1]
     ours.set_epoch(1)
-    assert list(ours) == orders[1] and sorted(orders[1]) == list(range(rows))
+    assert list(ours) == orders[1]
+    assert sorted(orders[1]) == list(range(rows))
 
 
 @pytest.mark.parametrize("data_seed", [None, 3])
@@ -47,5 +49,6 @@ def test_the_batches_of_a_trainer(
     monkeypatch.delattr(TermsTrainer, "_get_train_sampler")
     expected, others, other_kind = trained()
     assert (kind, other_kind) == ("ShuffledRows", "SeedableRandomSampler")
-    assert order == expected and order[:6] != order[6:]
+    assert order == expected
+    assert order[:6] != order[6:]
     assert [name for name in weights if not torch.equal(weights[name], others[name])] == []

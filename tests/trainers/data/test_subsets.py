@@ -45,17 +45,22 @@ def test_every_row_is_drawn_as_often_as_another(corpus: Callable[..., Any]) -> N
     drawn = np.zeros(20)
     for seed in range(400):
         drawn[[int(row[0].split()[1]) for row in texts(draw_fraction(whole, 0.25, seed))]] += 1
-    assert drawn.sum() == 2000 and drawn.min() > 65 and drawn.max() < 140
+    assert drawn.sum() == 2000
+    assert drawn.min() > 65
+    assert drawn.max() < 140
 
 
 def test_a_fraction_says_what_it_is_and_leaves_the_whole_as_it_was(corpus: Callable[..., Any]) -> None:
     whole = corpus([f"{i} one\t{i} two" for i in range(41)], "pairs.tsv")
     part = draw_fraction(whole, 0.1, seed=1)
     assert (part.report.used, part.report.fraction, part.report.rows) == (4, 0.1, 40)
-    assert part.checksum == whole.checksum and part.columns == whole.columns and part.name == whole.name
+    assert part.checksum == whole.checksum
+    assert part.columns == whole.columns
+    assert part.name == whole.name
     assert "4 of 40 rows used; a share of 0.1 drawn" in part.report.summary()
     assert [row["index"] for row in part.dataset] == [0, 1, 2, 3]
-    assert len(whole.dataset) == 40 and whole.report.fraction is None
+    assert len(whole.dataset) == 40
+    assert whole.report.fraction is None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +126,8 @@ def test_overlap_is_counted_by_row_by_text_and_by_set(corpus: Callable[..., Any]
     lines = ["s\tp", "a dog runs\tThe cat.", "fine\tgood", "The Cat\tsomething", "... !\tno text to compare", "x\ty"]
     triplets = corpus(lines, "pairs.tsv")
     overlap = find_overlap(triplets, SETS)
-    assert overlap.rows.tolist() == [0, 2] and overlap.texts == 3
+    assert overlap.rows.tolist() == [0, 2]
+    assert overlap.texts == 3
     # sentences without a letter or digit do not count
     assert overlap.sets == {"dev": (2, 4), "test": (1, 4), "other": (0, 2)}
     described = overlap.describe(filtered=False)
@@ -136,14 +142,17 @@ def test_overlap_is_counted_by_row_by_text_and_by_set(corpus: Callable[..., Any]
         },
     }
     assert "2 rows hold a sentence of an evaluation set (dev 2 of 4, test 1 of 4)" in overlap.summary(False)
-    assert "--filter_overlap" in overlap.summary(False) and "were left out" in overlap.summary(True)
+    assert "--filter_overlap" in overlap.summary(False)
+    assert "were left out" in overlap.summary(True)
 
     clean = without_rows(triplets, overlap.rows)
     assert texts(clean) == [["fine", "good"], ["... !", "no text to compare"], ["x", "y"]]
-    assert (clean.report.used, clean.report.filtered) == (3, 2) and "2 with a sentence" in clean.report.summary()
+    assert (clean.report.used, clean.report.filtered) == (3, 2)
+    assert "2 with a sentence" in clean.report.summary()
     again = find_overlap(clean, SETS)
-    assert not len(again.rows) and again.summary(False) == "no row holds a sentence of dev, test, other"
-    with pytest.raises(ValueError, match=r"pairs.tsv: 0 of 5 rows hold no sentence of an evaluation set"):
+    assert not len(again.rows)
+    assert again.summary(False) == "no row holds a sentence of dev, test, other"
+    with pytest.raises(ValueError, match=r"pairs.tsv: filter_overlap must leave at least 2 of 5 rows, got 0"):
         without_rows(triplets, np.arange(5))
 
 

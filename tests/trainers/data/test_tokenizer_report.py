@@ -27,22 +27,28 @@ def wordpiece(words: list[str], strip_accents: bool = False, letters: str = LETT
 def test_the_right_tokenizer_is_left_in_peace() -> None:
     words = sorted({word for text in GERMAN for word in text.split()})
     report = tokenizer_report(GERMAN, wordpiece(words), 32)
-    assert report.warning is None and report.accents_dropped == 0 and report.unknown_share == 0
+    assert report.warning is None
+    assert report.accents_dropped == 0
+    assert report.unknown_share == 0
     characters = sum(len(text.replace(" ", "")) for text in GERMAN)
     assert report.characters_per_token == characters / sum(len(text.split()) for text in GERMAN)
 
 
 def test_words_in_single_letters() -> None:
     report = tokenizer_report(GERMAN, wordpiece([]), 64)
-    assert report.characters_per_token == 1 and "words fall apart into single letters" in str(report.warning)
+    assert report.characters_per_token == 1
+    assert "words fall apart into single letters" in str(report.warning)
     cut = tokenizer_report(GERMAN, wordpiece([]), 18)  # what is cut says nothing of a token's length
-    assert cut.truncated_share == pytest.approx(1 / 3) and cut.characters_per_token == 1
+    assert cut.truncated_share == pytest.approx(1 / 3)
+    assert cut.characters_per_token == 1
 
 
 def test_scripts_of_single_letters_are_nothing_unusual() -> None:
     text = "これは本です"
     report = tokenizer_report([text] * 3, wordpiece([], letters=text), 32)
-    assert report.unknown_share == 0 and report.characters_per_token == 1 and report.warning is None
+    assert report.unknown_share == 0
+    assert report.characters_per_token == 1
+    assert report.warning is None
 
 
 def test_lost_accents() -> None:
@@ -62,7 +68,8 @@ def test_check_prints_what_is_there(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["check", str(corpus), "--model", str(tmp_path / "model")])
     assert result.exit_code == 0, result.output
     assert "4 of 5 rows used; 1 blank ones dropped; 1 exact duplicates kept" in result.output
-    assert "characters a token" in result.output and "warning: " in result.output
+    assert "characters a token" in result.output
+    assert "warning: " in result.output
     assert "d ##i ##e b ##r ##u" in result.output  # how the text looks to the encoder
 
 
@@ -79,4 +86,6 @@ def test_bad_input_is_one_line(tmp_path: Path, argv: list[str], message: str) ->
     (tmp_path / "a.txt").write_text("ein haus\nam see\n")
     argv = [word.format(corpus=tmp_path / "a.txt") for word in argv]
     result = CliRunner().invoke(main, ["check", *argv, "--model", str(tmp_path / "model")])
-    assert result.exit_code == 2 and message in result.output and len(result.output.splitlines()) == 1
+    assert result.exit_code == 2
+    assert message in result.output
+    assert len(result.output.splitlines()) == 1

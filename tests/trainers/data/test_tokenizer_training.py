@@ -40,7 +40,7 @@ def test_tokenizer_keeps_to_the_size_and_names_errors(tokenizer: PreTrainedToken
     assert len(tokenizer) <= 150
     with pytest.raises(ValueError, match=r"vocab_size must hold 5 special tokens and \d+ characters, got 10"):
         train_tokenizer(SENTENCES, 10)
-    with pytest.raises(ValueError, match="sentences must not be empty"):
+    with pytest.raises(ValueError, match="sentences must hold at least one sentence"):
         train_tokenizer([], 80)
 
 

@@ -88,7 +88,8 @@ Too short.
 def test_pairs_are_well_formed(pairs: list[dict[str, str]]) -> None:
     assert list(pairs[0]) == ["split", "sentence1", "sentence2", "score"]
     splits = Counter(pair["split"] for pair in pairs)
-    assert set(splits) == {"dev", "test"} and min(splits.values()) >= 140
+    assert set(splits) == {"dev", "test"}
+    assert min(splits.values()) >= 140
     for split in splits:
         grades = Counter(float(pair["score"]) for pair in pairs if pair["split"] == split)
         assert set(grades) == {half / 2 for half in range(11)}
@@ -126,12 +127,14 @@ def test_encoder_is_made_once_and_loads(tmp_path: Path, monkeypatch: pytest.Monk
     assert (path / "model.safetensors").stat().st_mtime_ns == written
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = BertForMaskedLM.from_pretrained(path)
-    assert model.config.hidden_dropout_prob > 0 and model.config.vocab_size == len(tokenizer)
+    assert model.config.hidden_dropout_prob > 0
+    assert model.config.vocab_size == len(tokenizer)
     batch = tokenizer(["The statement binds a name.", "A name."], padding=True, return_tensors="pt")
     assert AutoModel.from_pretrained(path)(**batch).last_hidden_state.shape[::2] == (2, 16)
     stage1 = InfoCSEForPreTraining.from_backbone(path)  # backbone, masked-LM head and auxiliary head
     head = load_file(path / "auxiliary_head" / "model.safetensors")
-    assert stage1.auxiliary_head is not None and len(stage1.auxiliary_head.layers) == 2
+    assert stage1.auxiliary_head is not None
+    assert len(stage1.auxiliary_head.layers) == 2
     assert all(torch.equal(value, head[name]) for name, value in stage1.auxiliary_head.model.state_dict().items())
 
 
@@ -142,7 +145,8 @@ def test_the_encoder_is_the_same_again(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("one", "two"):
         states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
         files.append(demo_encoder(tmp_path / name, TINY, progress=False))
-        assert random.getstate() == states[0] and np.random.get_state()[1].tolist() == states[1]
+        assert random.getstate() == states[0]
+        assert np.random.get_state()[1].tolist() == states[1]
         assert torch.equal(torch.get_rng_state(), states[2])
         random.random(), np.random.rand(), torch.rand(1)
     for file in ("model.safetensors", "auxiliary_head/model.safetensors", "tokenizer.json", "sentences.txt"):

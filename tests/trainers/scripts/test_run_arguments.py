@@ -68,7 +68,8 @@ def test_the_command_line_wins_over_the_preset_and_the_preset_over_defaults(pres
 def test_values_of_a_preset_have_their_arguments_type(preset: Any, text: str, name: str, value: Any) -> None:
     run, args, fields = parse_run_arguments(preset(text))
     found = {**vars(args), **vars(run), **fields}.get(name)
-    assert found == value and type(found) is type(value)
+    assert found == value
+    assert type(found) is type(value)
 
 
 def test_a_preset_can_hold_a_mapping_where_the_argument_takes_one(preset: Any) -> None:
@@ -92,7 +93,8 @@ def test_a_preset_can_hold_a_mapping_where_the_argument_takes_one(preset: Any) -
 def test_values_of_a_command_line(words: list[str], name: str, value: Any) -> None:
     run, args, fields = parse_run_arguments(words)
     found = {**vars(args), **vars(run), **fields}[name]
-    assert found == value and type(found) is type(value)
+    assert found == value
+    assert type(found) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +122,8 @@ def test_values_of_a_command_line(words: list[str], name: str, value: Any) -> No
             f"objectives must be among {', '.join(map(repr, OBJECTIVES))}, got 'mlmm'",
         ),
         ("eval_strategy: never", "never is not a valid IntervalStrategy"),
-        ("- a", "a preset is a mapping of names to values, got list"),
-        ("", "a preset is a mapping of names to values, got NoneType"),
+        ("- a", "a preset must be a mapping of names to values, got list"),
+        ("", "a preset must be a mapping of names to values, got NoneType"),
         ("a: [", "not a YAML file"),
     ],
 )
@@ -235,7 +237,8 @@ def test_batch_sizes_of_msse_are_a_flag_and_its_objectives_join_others() -> None
     _, _, fields = parse_run_arguments(words)
     config = METHODS["joint"].config_class(**fields)
     assert [objective.name for objective in config.objectives] == ["dcm", "icm", "aux_mlm"]
-    assert config.dcm_weight == 0.5 and config.decoder_layers == 1
+    assert config.dcm_weight == 0.5
+    assert config.decoder_layers == 1
 
 
 def test_help_lists_the_fields_of_the_method(capsys: pytest.CaptureFixture) -> None:
