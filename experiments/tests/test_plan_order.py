@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.clock import Clock
-from experiments.plan import Plan, PlanError
+from experiments.plan import Plan
+from experiments.trial import PlanError
 
 MAKE = (
     "import json, os, pathlib, sys; out = pathlib.Path(sys.argv[1]); out.mkdir(parents=True, exist_ok=True); "

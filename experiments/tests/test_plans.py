@@ -10,7 +10,8 @@ from csekit.modeling import METHODS
 from csekit.trainers.scripts.pretraining_runs import parse_pretrain_arguments
 from csekit.trainers.scripts.run_arguments import method_fields, parse_run_arguments
 from experiments.clock import Clock
-from experiments.plan import Plan, Trial
+from experiments.plan import Plan
+from experiments.trial import Trial
 
 CONFIGS = Path(__file__).parents[1] / "plans"
 PLANS = sorted(CONFIGS.glob("*.yaml"))

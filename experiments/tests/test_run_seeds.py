@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -15,8 +13,10 @@ import pytest
 
 from csekit.evaluation.results import read_similarities
 from experiments.clock import Clock
-from experiments.plan import Plan, PlanError, parse_options
-from experiments.records import Records, spread, summarise
+from experiments.plan import Plan, parse_options
+from experiments.records import TrialRecords
+from experiments.summary import spread, summarise
+from experiments.trial import PlanError
 
 TASKS = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
 
@@ -83,8 +83,7 @@ def test_records_carry_no_path_of_the_machine(bench: Any) -> None:
     assert bench.record("one/seed=42")["backbone"] == "mini"
 
 
-@pytest.mark.parametrize("orphan", [False, True])
-def test_killed_half_way_it_goes_on_where_it_was(bench: Any, orphan: bool) -> None:
+def test_killed_half_way_it_goes_on_where_it_was(bench: Any) -> None:
     bench.plan["arguments"] |= {"max_steps": 6}
     bench.plan["experiments"].pop("two")
     with bench.held(3):
@@ -92,60 +91,28 @@ def test_killed_half_way_it_goes_on_where_it_was(bench: Any, orphan: bool) -> No
         bench.wait_for("one/seed=42 step 2")
         process.kill()
         process.communicate()
-        if orphan:  # the trial that was left behind still runs, and is waited for
-            follower = bench.start()
-            bench.wait_for("one/seed=43 step 2")
-        else:
-            os.kill(int((bench.folder / "runs/one/seed=42/pid").read_text()), signal.SIGKILL)
-    assert (follower.wait(timeout=120) if orphan else bench.run()) == 0
-    expected = {"one/seed=42": 1 if orphan else 2}
-    names = [f"one/learning_rate={rate}" for rate in ("0.0001", "1e-05", "3e-05")]
-    names += [f"one/seed={seed}" for seed in (42, 43, 44)]
-    assert bench.starts() == {name: expected.get(name, 1) for name in names}
+        bench.wait_for("one/seed=42 terminated")  # it dies with its driver, and has saved
+    assert bench.run() == 0
+    starts = {f"one/learning_rate={rate}": 1 for rate in ("0.0001", "1e-05", "3e-05")}
+    assert bench.starts() == starts | {"one/seed=42": 2, "one/seed=43": 1, "one/seed=44": 1}
     steps = Counter(line for line in bench.calls() if line.startswith("one/seed=42 step"))
-    assert set(steps) == {f"one/seed=42 step {step}" for step in range(6)} and sum(steps.values()) <= 7
+    assert steps == {f"one/seed=42 step {step}": 1 for step in range(6)}
     assert bench.summary()["experiments"]["one"]["finished_seeds"] == [42, 43, 44]
 
 
-def test_two_processes_share_a_plan(bench: Any) -> None:
-    del bench.plan["experiments"]["two"]
+def test_a_second_driver_is_refused(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with bench.held(1):
-        first = bench.start()
+        process = bench.start()
         bench.wait_for("one/learning_rate=0.0001 step 0")
-        second = bench.start()  # the next point is free; the choice waits for both
-        bench.wait_for("one/learning_rate=1e-05 step 0")
-        assert bench.starts() == {"one/learning_rate=0.0001": 1, "one/learning_rate=1e-05": 1}
-    printed = first.communicate(timeout=120)[0] + second.communicate(timeout=120)[0]
-    assert (first.returncode, second.returncode) == (0, 0), printed.decode()
-    assert len(bench.starts()) == 6 and set(bench.starts().values()) == {1}
-    assert b"another process runs one/learning_rate=0.0001" in printed
-    assert bench.summary()["experiments"]["one"]["finished_seeds"] == [42, 43, 44]
-
-
-def test_what_is_stopped_in_one_process_is_taken_up_by_another(bench: Any) -> None:
-    del bench.plan["experiments"]["two"]
-    with bench.held(1):
-        first = bench.start()
-        bench.wait_for("one/learning_rate=0.0001 step 0")
-        second = bench.start()
-        bench.wait_for("one/learning_rate=1e-05 step 0")
-        first.terminate()
-        assert first.wait(timeout=60) == 143
-    assert second.wait(timeout=120) == 0
-    assert bench.starts()["one/learning_rate=0.0001"] == 2 and bench.starts().total() == 7
-
-
-def test_what_fails_in_one_process_is_not_tried_by_another(bench: Any) -> None:
-    del bench.plan["experiments"]["two"]
-    bench.plan["arguments"] |= {"fail_at": 1e-4, "fail_late": "yes"}
-    with bench.held(1):
-        first = bench.start()
-        bench.wait_for("one/learning_rate=0.0001 step 0")
-        second = bench.start()
-        bench.wait_for("one/learning_rate=1e-05 step 0")
-    printed = first.communicate(timeout=120)[0] + second.communicate(timeout=120)[0]
-    assert (first.returncode, second.returncode) == (1, 1)
-    assert bench.starts()["one/learning_rate=0.0001"] == 1 and b"0.0001  failed in another process" in printed
+        calls = bench.calls()
+        assert bench.run() == 2
+        error = capsys.readouterr().err
+        assert f"is in use by process {process.pid}" in error
+        assert error.count("\n") == 1
+        assert bench.calls() == calls
+        process.terminate()
+        process.communicate(timeout=60)
+    assert bench.run() == 0
 
 
 def test_sigterm_reaches_the_trial_and_stops(bench: Any) -> None:
@@ -257,7 +224,7 @@ def test_a_trial_of_other_arguments_has_no_score_in_the_summary(bench: Any) -> N
     bench.plan["experiments"] = {"one": {"trials": {"reference": {}, "weight-4": {"weight": 4}}}}
     assert bench.run() == 0
     bench.plan["experiments"]["one"]["trials"]["weight-4"] = {"weight": 5}  # as another process may have it
-    records = Records(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
+    records = TrialRecords(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
     summary = summarise(records)["experiments"]["one"]
     assert summary["trials"] == {"reference": 79.9, "weight-4": None}
     assert summary["failed"]["weight-4"]["status"] == "refused"
@@ -314,7 +281,7 @@ def test_direct_form(bench: Any) -> None:
 
 def test_p_values_are_counted_in_the_resamples(bench: Any) -> None:
     bench.run()
-    records = Records(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
+    records = TrialRecords(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
     seen: list[dict[str, list[str]]] = []
 
     def resample(files: Any) -> Any:
