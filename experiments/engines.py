@@ -108,7 +108,7 @@ class RayTasks:
         num_gpus: GPUs of a trial; Ray sets ``CUDA_VISIBLE_DEVICES``.
 
     Raises:
-        PlanError: Ray is not installed, or no machine of the cluster has these resources.
+        PlanError: Ray is not installed or does not start, or no machine of the cluster has these resources.
     """
 
     def __init__(self, num_cpus: float, num_gpus: float) -> None:
@@ -117,7 +117,10 @@ class RayTasks:
         except ImportError as error:
             raise PlanError("--engine ray needs ray: pip install 'csekit[ray]'") from error
         self.ray = ray
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # Ray raises plain Exception, among others
+            raise PlanError(f"Ray could not start or connect: {' '.join(str(error).split())}") from error
         for name, wanted, unit in (("num_cpus", num_cpus, "CPU"), ("num_gpus", num_gpus, "GPU")):
             most = max(node["Resources"].get(unit, 0.0) for node in ray.nodes() if node["Alive"])
             if wanted > most:

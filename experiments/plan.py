@@ -17,7 +17,7 @@ its experiments, an axis of a grid, and ``grid_steps`` for ``max_steps``. Comman
 runner sets cannot be overridden, nor those in which listed trials or named settings differ.
 
 Strings may contain ``${NAME}``, filled from the environment; an unset name is an error. ``{folder:EXPERIMENT/TRIAL}``
-stands for the working folder of a single run or command of an earlier experiment: the run waits for that one.
+stands for the working folder of a run of an earlier experiment, which has no grid: the run waits for that one.
 """
 
 import itertools
@@ -65,7 +65,7 @@ class Experiment:
         return "command" if self.command else "listed" if self.trials else "selected"
 
     def first_trials(self) -> list[Trial]:
-        """The trials that do not depend on a result: grid points, single runs, or the seeds where there is no grid."""
+        """Return the trials that depend on no result: grid points, listed runs, or the seeds without a grid."""
         if self.command:
             return [Trial(self.name, self.run_name, "command", {}, self.command)]
         dev_only: Arguments = {"seed": self.seeds[0], "do_predict": False}
@@ -77,14 +77,14 @@ class Experiment:
         return [self._trial(name, "grid", dev_only | short | point) for name, point in self.points().items()]
 
     def points(self) -> dict[str, Arguments]:
-        """The grid in order, by the trials' names; the last argument varies fastest."""
+        """Return the grid's points by the trials' names; the last argument varies fastest."""
         if all(isinstance(values, dict) for values in self.grid.values()):
             return self.grid
         products = itertools.product(*self.grid.values())
         return {_point_name(p): p for p in (dict(zip(self.grid, values, strict=True)) for values in products)}
 
     def final_trials(self, point: Arguments) -> list[Trial]:
-        """The chosen configuration over the seeds, scored on the test sets."""
+        """Return the runs of the chosen configuration over the seeds; they score the test sets."""
         given: Arguments = point | {"do_predict": True} | self.final_arguments
         return [self._trial(f"seed={seed}", "final", given | {"seed": seed}) for seed in self.seeds]
 
@@ -172,18 +172,18 @@ class Plan:
         return plan
 
     def trial(self, label: str) -> Trial:
-        """A single run or command by its label."""
+        """Return a trial that another one may read, by its label."""
         return _independent(self.experiments.values())[label]
 
     def trials(self) -> list[Trial]:
-        """All trials in order. Final trials that wait for a grid stand there without the chosen values."""
+        """Return all trials in order. Final trials that wait for a grid stand there without the chosen values."""
         found: list[Trial] = []
         for experiment in self.experiments.values():
             found += experiment.first_trials() + (experiment.final_trials({}) if experiment.grid else [])
         return found
 
     def comparisons(self) -> list[tuple[str, str]]:
-        """Experiment and base of every margin."""
+        """Return experiment and base of every margin."""
         against = self.margins.get("against", [])
         if isinstance(against, dict):
             return list(against.items())
@@ -191,7 +191,7 @@ class Plan:
 
 
 def parse_options(words: Sequence[str]) -> Arguments:
-    """``--name value``, ``--name=value``, ``--name a b`` and a bare ``--flag`` as a mapping."""
+    """Read ``--name value``, ``--name=value``, ``--name a b`` and a bare ``--flag`` into a mapping."""
     found: Arguments = {}
     name = None
     for word in words:
@@ -261,9 +261,9 @@ def _experiment(
 
 
 def _independent(experiments: Iterable[Experiment]) -> dict[str, Trial]:
-    """Return the single runs and commands by label: their arguments do not depend on a choice."""
+    """Return the trials whose arguments do not depend on a choice, by label; points of a grid are not among them."""
     found = [trial for experiment in experiments for trial in experiment.first_trials()]
-    return {trial.label: trial for trial in found if trial.kind in ("listed", "command")}
+    return {trial.label: trial for trial in found if trial.kind != "grid"}
 
 
 def _check_folders(plan: Plan) -> None:
@@ -273,8 +273,8 @@ def _check_folders(plan: Plan) -> None:
         for label in [label for trial in experiment.first_trials() for label in trial.needs]:
             if label not in earlier:
                 raise PlanError(
-                    f"experiments.{experiment.name}: {{folder:{label}}} must be a single run or command of an earlier "
-                    f"experiment of this plan, one of {sorted(earlier)}"
+                    f"experiments.{experiment.name}: {{folder:{label}}} must be a run of an earlier experiment "
+                    f"without a grid, one of {sorted(earlier)}"
                 )
 
 

@@ -318,3 +318,83 @@ def test_equal_numbers_are_equal_arguments(bench: Any) -> None:
         names.append(Plan.from_dict(bench.plan).trials()[0])
     assert names.count(names[0]) == 4
     assert parse_options(["--a", "1", "2", "--b=x", "--c"]) == {"a": ["1", "2"], "b": "x", "c": True}
+
+
+def test_arguments_after_the_dashes_override_the_plan_and_are_recorded(bench: Any) -> None:
+    bench.plan["experiments"] = {"one": {"final_arguments": {"max_steps": 3}, "arguments": {"dropout": 0.2}}}
+    bench.plan["seeds"] = [42]
+    assert bench.run("--name", "other", "--", "--max_steps", "1", "--learning_rate", "7e-6", "--dropout", "0.3") == 0
+    assert bench.starts() == {"one/seed=42": 1}  # the only axis of the grid is given: nothing to choose
+    record = json.loads((bench.results / "other/one/seed=42.json").read_text())
+    given = record["trial"]["arguments"]
+    assert (given["max_steps"], given["learning_rate"], given["dropout"]) == ("1", "7e-06", "0.3")
+    assert not (bench.results / "small").exists()
+
+
+def test_an_override_that_a_record_does_not_have_is_refused_by_name(
+    bench: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.plan["experiments"] = {"one": {"grid": {}}}
+    bench.plan |= {"grid": {}, "seeds": [42]}
+    bench.plan["arguments"]["learning_rate"] = 1e-5
+    assert bench.run() == 0
+    calls = bench.calls()
+    assert bench.run("--", "--learning_rate", "7e-6") == 2
+    error = capsys.readouterr().err
+    assert "learning_rate: '1e-05' there, '7e-06' now" in error
+    assert bench.calls() == calls
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"seed": "7"}, "--seed is set for each trial by the plan"),
+        ({"weight": "1"}, "--weight cannot be overridden: experiments.one has its own value for weight-4"),
+    ],
+)
+def test_an_override_that_would_make_trials_equal_is_refused(
+    bench: Any, override: dict[str, Any], message: str
+) -> None:
+    bench.plan["experiments"] = {"one": {"trials": {"reference": {}, "weight-4": {"weight": 4}}}}
+    with pytest.raises(PlanError, match=message):
+        Plan.from_dict(bench.plan, overrides=override)
+
+
+def test_an_override_takes_the_axis_out_of_a_grid(bench: Any) -> None:
+    bench.plan["grid"] = {"learning_rate": [1e-4, 1e-5], "dropout": [0.1, 0.2]}
+    bench.plan["experiments"] = {"one": {}}
+    plan = Plan.from_dict(bench.plan, overrides={"learning_rate": "7e-6", "max_steps": "-1"})
+    trials = plan.experiments["one"].first_trials()
+    assert [trial.name for trial in trials] == ["dropout=0.1", "dropout=0.2"]
+    assert {trial.arguments["learning_rate"] for trial in trials} == {"7e-06"}
+    assert {trial.arguments["max_steps"] for trial in trials} == {"-1"}
+
+
+def test_the_scores_are_printed_at_the_end(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.plan["experiments"] = {"one": {}, "two": {"trials": {"high": {"learning_rate": 1e-4}}}}
+    bench.plan["experiments"]["three"] = {"grid": {"learning_rate": [3e-5]}}
+    assert bench.run() == 0
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.strip()}
+    experiments = bench.summary()["experiments"]
+    one, three = experiments["one"]["test"]["Avg"], experiments["three"]
+    assert lines["one"][-3:] == [f"{one['mean']:.2f}", "±", f"{one['std']:.2f}"]
+    assert lines["three"][-1] == f"{three['p_value']:.3f}"
+    assert lines["two/high"][1:3] == ["1", f"{experiments['two']['trials']['high']:.2f}"]
+
+
+def test_a_dry_run_prints_every_command_with_its_cost(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.plan |= {"device": "gpu", "grid": {}, "seeds": [42]}
+    bench.plan["arguments"]["learning_rate"] = 1e-5
+    bench.plan["experiments"] = {"one": {"seconds_per_step": 1200}, "two": {"measured_in": "other"}}
+    bench.plan["experiments"]["made"] = {"command": ["-c", "pass"], "seconds_per_trial": 36}
+    assert bench.run("--dry_run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    command = lines[lines.index("# one/seed=42: 1.00 GPU hours") + 1]
+    assert command.startswith("python ") and "--learning_rate 1e-05" in command
+    assert "# made/run: 0.01 GPU hours" in lines
+    assert not [line for line in lines if line.startswith("# two/")]
+
+
+def test_the_cost_of_a_step_that_nothing_tells_is_unknown(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run("--dry_run") == 0
+    assert "# one/learning_rate=0.0001: unknown hours" in capsys.readouterr().out
