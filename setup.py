@@ -77,6 +77,7 @@ setup(
             *docs,
             *space,
             *onnx,
+            *ray,
             *trackers,
             *translation,
             "faiss-cpu>=1.10",

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from experiments.plan import Experiment, Plan, Trial
+from experiments.plan import Experiment, Plan
+from experiments.trial import Trial
 
 
 @dataclass

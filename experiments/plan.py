@@ -12,91 +12,33 @@ A plan is a YAML file (or a dict of the same form). Its experiments are of three
 An experiment with ``measured_in: PLAN`` is not run here: its records are those of that plan, which must have been made
 with the same arguments.
 
+``overrides``, from the command line, win over everything that a plan says of an argument: its ``arguments``, those of
+its experiments, an axis of a grid, and ``grid_steps`` for ``max_steps``. Commands keep their words. Arguments that the
+runner sets cannot be overridden, nor those in which listed trials or named settings differ.
+
 Strings may contain ``${NAME}``, filled from the environment; an unset name is an error. ``{folder:EXPERIMENT/TRIAL}``
-stands for the working folder of a single run or command of an earlier experiment: the run waits for that one.
+stands for the working folder of a run of an earlier experiment, which has no grid: the run waits for that one.
 """
 
 import itertools
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-#: ``name: value`` of a command line; a list becomes several words, ``None`` leaves the argument out.
-Arguments = dict[str, Any]
+from experiments.trial import Arguments, PlanError, Trial, as_words
 
 _EXPERIMENT_KEYS = {"title", "script", "arguments", "grid", "grid_steps", "final_arguments", "seeds", "trials"}
 _EXPERIMENT_KEYS |= {"command", "run_name", "measured_in", "seconds_per_step", "seconds_per_trial"}
 _PLAN_KEYS = _EXPERIMENT_KEYS - {"title", "trials", "command", "run_name", "measured_in"}
-_PLAN_KEYS |= {"name", "baseline", "margins", "max_minutes", "experiments", "tables"}
+_PLAN_KEYS |= {"name", "makes", "device", "baseline", "margins", "max_minutes", "experiments", "tables"}
+#: Arguments that the runner sets.
+_OWN = ("seed", "do_predict", "output_dir", "resume_from_checkpoint")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]*")
-_FOLDER = re.compile(r"\{folder:([^{}]*)\}")
-
-
-class PlanError(ValueError):
-    """A plan, or a folder with earlier runs, with which the program will not go on."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run.
-
-    Arguments:
-        kind: ``grid``, ``final``, ``listed`` or ``command``.
-        arguments: what is passed on the command line, as text, without output folder and resumption.
-        command: the words after ``python``, before the arguments.
-    """
-
-    experiment: str
-    name: str
-    kind: str
-    arguments: dict[str, str | list[str]]
-    command: tuple[str, ...]
-
-    @property
-    def label(self) -> str:
-        return f"{self.experiment}/{self.name}"
-
-    @property
-    def batch(self) -> int:
-        """Sentences in one optimiser step of one process."""
-        accumulation = self.arguments.get("gradient_accumulation_steps", "1")
-        return int(str(self.arguments.get("per_device_train_batch_size", "64"))) * int(str(accumulation))
-
-    @property
-    def steps(self) -> int | None:
-        """Optimiser steps: ``max_steps``, else epochs times the lines of a ``.txt`` training file, else unknown."""
-        if self.kind == "command":
-            return 0
-        if int(str(self.arguments.get("max_steps", "-1"))) > 0:
-            return int(str(self.arguments["max_steps"]))
-        path = Path(str(self.arguments.get("train_file", "")))
-        if path.suffix != ".txt" or not path.is_file():
-            return None
-        return math.ceil(_lines(path) / self.batch * float(str(self.arguments.get("num_train_epochs", "1"))))
-
-    @property
-    def needs(self) -> list[str]:
-        """Labels of the trials whose folders this one reads."""
-        values = [*self.command, *self.arguments.values()]
-        words = [word for value in values for word in ([value] if isinstance(value, str) else value)]
-        return list(dict.fromkeys(label for word in words for label in _FOLDER.findall(word)))
-
-    def argv(self, output_dir: Path, resume: bool) -> list[str]:
-        """The words after ``python``; ``output_dir`` is the plan's working folder."""
-        own = str(output_dir / self.label)
-        words = [word.replace("{output_dir}", own) for word in self.command]
-        for key, value in self.arguments.items():
-            words += [f"--{key}", *([value] if isinstance(value, str) else value)]
-        if self.kind != "command":
-            words += ["--output_dir", own, *(["--resume_from_checkpoint", "True"] if resume else [])]
-        return [_FOLDER.sub(lambda match: str(output_dir / match[1]), word) for word in words]
 
 
 @dataclass(frozen=True)
@@ -123,7 +65,7 @@ class Experiment:
         return "command" if self.command else "listed" if self.trials else "selected"
 
     def first_trials(self) -> list[Trial]:
-        """The trials that do not depend on a result: grid points, single runs, or the seeds where there is no grid."""
+        """Return the trials that depend on no result: grid points, listed runs, or the seeds without a grid."""
         if self.command:
             return [Trial(self.name, self.run_name, "command", {}, self.command)]
         dev_only: Arguments = {"seed": self.seeds[0], "do_predict": False}
@@ -135,19 +77,19 @@ class Experiment:
         return [self._trial(name, "grid", dev_only | short | point) for name, point in self.points().items()]
 
     def points(self) -> dict[str, Arguments]:
-        """The grid in order, by the trials' names; the last argument varies fastest."""
+        """Return the grid's points by the trials' names; the last argument varies fastest."""
         if all(isinstance(values, dict) for values in self.grid.values()):
             return self.grid
         products = itertools.product(*self.grid.values())
         return {_point_name(p): p for p in (dict(zip(self.grid, values, strict=True)) for values in products)}
 
     def final_trials(self, point: Arguments) -> list[Trial]:
-        """The chosen configuration over the seeds, scored on the test sets."""
+        """Return the runs of the chosen configuration over the seeds; they score the test sets."""
         given: Arguments = point | {"do_predict": True} | self.final_arguments
         return [self._trial(f"seed={seed}", "final", given | {"seed": seed}) for seed in self.seeds]
 
     def _trial(self, name: str, kind: str, arguments: Arguments) -> Trial:
-        merged = {key: _words(value) for key, value in (self.arguments | arguments).items() if value is not None}
+        merged = {key: as_words(value) for key, value in (self.arguments | arguments).items() if value is not None}
         return Trial(self.name, name, kind, merged, (self.script,))
 
 
@@ -160,6 +102,8 @@ class Plan:
         margins: ``against``, a list of experiments: the difference of Avg of every other one to each of them; or a
             base by experiment. ``paper``, the published differences by experiment, and their ``source``.
         max_minutes: a longer estimate is refused.
+        makes: the tables and figures that the plan makes, in words.
+        device: ``cpu`` or ``gpu``, what a trial takes: the unit of the estimates, and one GPU a trial with Ray.
         tables: ablation tables, as ``experiments.tables`` documents them.
     """
 
@@ -169,27 +113,52 @@ class Plan:
     margins: dict[str, Any] = field(default_factory=dict)
     max_minutes: float | None = None
     tables: dict[str, Any] = field(default_factory=dict)
+    makes: str = ""
+    device: str = "cpu"
 
     @classmethod
-    def read(cls, path: Path, environment: Mapping[str, str] = os.environ) -> "Plan":
+    def read(
+        cls, path: Path, environment: Mapping[str, str] = os.environ, overrides: Mapping[str, Any] | None = None
+    ) -> "Plan":
+        """Read a YAML file. The plan's name is the file's unless it has one.
+
+        Raises:
+            PlanError: the file or the overrides are wrong.
+        """
+        if not path.is_file():
+            raise PlanError(f"the plan must be a YAML file, got {str(path)!r}")
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(raw, dict):
             raise PlanError(f"{path}: a plan is a mapping of names to values, got {type(raw).__name__}")
-        return cls.from_dict({"name": path.stem} | raw, environment)
+        return cls.from_dict({"name": path.stem} | raw, environment, overrides)
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> "Plan":
+    def from_dict(
+        cls,
+        raw: Mapping[str, Any],
+        environment: Mapping[str, str] = os.environ,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> "Plan":
+        """Make a plan of a mapping in the form of the YAML file; see :meth:`read`."""
+        overrides = overrides or {}
+        for name in _OWN:
+            if name in overrides:
+                raise PlanError(f"--{name} is set for each trial by the plan and cannot be overridden")
         raw = _expand(dict(raw), environment)
         _check_keys("the plan", raw, _PLAN_KEYS)
         _check_name("name", raw["name"])
         if not raw.get("experiments"):
             raise PlanError("experiments must name at least one experiment, got none")
-        experiments = {name: _experiment(name, own or {}, raw) for name, own in raw["experiments"].items()}
+        experiments = {name: _experiment(name, own or {}, raw, overrides) for name, own in raw["experiments"].items()}
         baseline = raw.get("baseline")
         if baseline is not None and baseline not in experiments:
             raise PlanError(f"baseline must be one of {sorted(experiments)}, got {baseline!r}")
         margins, tables = raw.get("margins") or {}, raw.get("tables") or {}
-        plan = cls(raw["name"], experiments, baseline, margins, raw.get("max_minutes"), tables)
+        device = raw.get("device", "cpu")
+        if device not in ("cpu", "gpu"):
+            raise PlanError(f"device must be 'cpu' or 'gpu', got {device!r}")
+        minutes, makes = raw.get("max_minutes"), str(raw.get("makes", ""))
+        plan = cls(raw["name"], experiments, baseline, margins, minutes, tables, makes, device)
         bases = [base for _, base in plan.comparisons()]
         for name in [*margins.get("against", []), *bases, *margins.get("paper", {})]:
             if name not in experiments:
@@ -203,18 +172,18 @@ class Plan:
         return plan
 
     def trial(self, label: str) -> Trial:
-        """A single run or command by its label."""
+        """Return a trial that another one may read, by its label."""
         return _independent(self.experiments.values())[label]
 
     def trials(self) -> list[Trial]:
-        """All trials in order. Final trials that wait for a grid stand there without the chosen values."""
+        """Return all trials in order. Final trials that wait for a grid stand there without the chosen values."""
         found: list[Trial] = []
         for experiment in self.experiments.values():
             found += experiment.first_trials() + (experiment.final_trials({}) if experiment.grid else [])
         return found
 
     def comparisons(self) -> list[tuple[str, str]]:
-        """Experiment and base of every margin."""
+        """Return experiment and base of every margin."""
         against = self.margins.get("against", [])
         if isinstance(against, dict):
             return list(against.items())
@@ -222,7 +191,7 @@ class Plan:
 
 
 def parse_options(words: Sequence[str]) -> Arguments:
-    """``--name value``, ``--name=value``, ``--name a b`` and a bare ``--flag`` as a mapping."""
+    """Read ``--name value``, ``--name=value``, ``--name a b`` and a bare ``--flag`` into a mapping."""
     found: Arguments = {}
     name = None
     for word in words:
@@ -236,7 +205,9 @@ def parse_options(words: Sequence[str]) -> Arguments:
     return {name: True if not values else values[0] if len(values) == 1 else values for name, values in found.items()}
 
 
-def _experiment(name: str, own: Mapping[str, Any], plan: Mapping[str, Any]) -> Experiment:
+def _experiment(
+    name: str, own: Mapping[str, Any], plan: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> Experiment:
     _check_name("experiments", name)
     _check_keys(f"experiments.{name}", own, _EXPERIMENT_KEYS)
     if sum(bool(own.get(key)) for key in ("trials", "command", "grid")) > 1:
@@ -250,7 +221,7 @@ def _experiment(name: str, own: Mapping[str, Any], plan: Mapping[str, Any]) -> E
     def merge(key: str) -> Arguments:
         return dict(plan.get(key) or {}) | dict(own.get(key) or {})
 
-    grid = {} if single else pick("grid", {})
+    grid: dict[str, Any] = {} if single else dict(pick("grid", {}))
     named = any(isinstance(values, dict) for values in grid.values())
     for key, values in grid.items():
         if not isinstance(values, dict if named else list) or not values:
@@ -263,14 +234,22 @@ def _experiment(name: str, own: Mapping[str, Any], plan: Mapping[str, Any]) -> E
         _check_name(f"experiments.{name}.{'grid' if named else 'trials'}", trial)
     for key in ("run_name", "measured_in"):
         _check_name(f"experiments.{name}.{key}", own.get(key, "run"))
+    settings = grid if named else own.get("trials") or {}
+    for trial, given in settings.items():
+        for key in overrides:
+            if key in (given or {}):
+                raise PlanError(f"--{key} cannot be overridden: experiments.{name} has its own value for {trial}")
+    if not named:
+        grid = {key: values for key, values in grid.items() if key not in overrides}
+    final_arguments = {key: value for key, value in merge("final_arguments").items() if key not in overrides}
     return Experiment(
         name=name,
         title=own.get("title", name),
         script=script,
-        arguments=merge("arguments"),
+        arguments=merge("arguments") | dict(overrides),
         grid=grid,
-        grid_steps=pick("grid_steps", None),
-        final_arguments=merge("final_arguments"),
+        grid_steps=None if "max_steps" in overrides else pick("grid_steps", None),
+        final_arguments=final_arguments,
         seeds=[int(seed) for seed in pick("seeds", [42])],
         trials={trial: dict(given or {}) for trial, given in (own.get("trials") or {}).items()},
         command=tuple(str(word) for word in own.get("command") or ()),
@@ -282,9 +261,9 @@ def _experiment(name: str, own: Mapping[str, Any], plan: Mapping[str, Any]) -> E
 
 
 def _independent(experiments: Iterable[Experiment]) -> dict[str, Trial]:
-    """The single runs and commands by label: those that do not hang on a choice."""
+    """Return the trials whose arguments do not depend on a choice, by label; points of a grid are not among them."""
     found = [trial for experiment in experiments for trial in experiment.first_trials()]
-    return {trial.label: trial for trial in found if trial.kind in ("listed", "command")}
+    return {trial.label: trial for trial in found if trial.kind != "grid"}
 
 
 def _check_folders(plan: Plan) -> None:
@@ -294,8 +273,8 @@ def _check_folders(plan: Plan) -> None:
         for label in [label for trial in experiment.first_trials() for label in trial.needs]:
             if label not in earlier:
                 raise PlanError(
-                    f"experiments.{experiment.name}: {{folder:{label}}} must be a single run or command of an earlier "
-                    f"experiment of this plan, one of {sorted(earlier)}"
+                    f"experiments.{experiment.name}: {{folder:{label}}} must be a run of an earlier experiment "
+                    f"without a grid, one of {sorted(earlier)}"
                 )
 
 
@@ -312,17 +291,8 @@ def _expand(value: Any, environment: Mapping[str, str]) -> Any:
     return re.sub(r"\$\{(\w+)\}", lambda match: environment[match[1]], value)
 
 
-def _words(value: Any) -> str | list[str]:
-    """Command-line form, the same for ``1.0e-4``, ``"1e-4"`` and ``0.0001``: equal arguments have equal text."""
-    if isinstance(value, list | tuple):
-        return [str(_words(inner)) for inner in value]
-    if isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value):
-        value = float(value) if re.search(r"[.eE]", value) else value
-    return repr(value) if isinstance(value, float) else str(value)
-
-
 def _point_name(point: Arguments) -> str:
-    return ",".join(f"{key}={re.sub(r'[^A-Za-z0-9._+-]', '_', str(_words(value)))}" for key, value in point.items())
+    return ",".join(f"{key}={re.sub(r'[^A-Za-z0-9._+-]', '_', str(as_words(value)))}" for key, value in point.items())
 
 
 def _check_keys(where: str, given: Mapping[str, Any], allowed: set[str]) -> None:
@@ -334,9 +304,3 @@ def _check_keys(where: str, given: Mapping[str, Any], allowed: set[str]) -> None
 def _check_name(where: str, name: Any) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise PlanError(f"{where} must be letters, digits and . _ = , + - (it becomes a folder), got {name!r}")
-
-
-@cache
-def _lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())

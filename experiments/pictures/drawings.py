@@ -10,7 +10,7 @@ from csekit.evaluation.results import read_results
 from csekit.evaluation.sts_data import STS_TASKS
 from experiments.pictures import figures
 from experiments.pictures.figures import QUANTITIES, Ablation
-from experiments.records import test_scores
+from experiments.summary import test_scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,8 @@ stale.
 
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
-(``informin-ablations/lambda``), ``selection`` (see ``experiments.tables.selection``), ``FOLDER/FILE`` for the file of
+(``informin-ablations/lambda``), ``selection`` (see ``experiments.tables.selection``), ``plans`` (see
+``experiments.tables.plans``), ``FOLDER/FILE`` for the file of
 a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
 ``encode-memory``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see
 ``experiments.tables.costs``; a ``costs`` table takes in the backbone's ``parameters`` where there are; ``speed``: see
@@ -56,6 +57,7 @@ from experiments.tables.costs import (
 from experiments.tables.curves import curves_table
 from experiments.tables.frontdoor import FRONTDOOR_TABLES
 from experiments.tables.geometry import clustering_table, geometry_table
+from experiments.tables.plans import plans_table
 from experiments.tables.retrieval import retrieval_table, speed_table
 from experiments.tables.scores import evaluation_table
 from experiments.tables.selection import selection_table
@@ -172,6 +174,8 @@ def ablation_table(summary: Mapping[str, Any], name: str) -> str:
 
 def render(name: str, results_dir: Path) -> str:
     """The table of a marker."""
+    if name == "plans":
+        return _assembled(*plans_table(results_dir))
     if name == "selection":
         return selection_table(results_dir)
     if name in _EVALUATION:

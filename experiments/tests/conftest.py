@@ -1,6 +1,5 @@
 """A folder with a plan and a stand-in for the training script that it runs."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -8,17 +7,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
+from experiments.run_seeds import main
+
 ROOT = Path(__file__).parents[2]
-RUN_SEEDS = ROOT / "experiments" / "run_seeds.py"
 #: Where ``-m experiments.run_seeds`` finds the package, whatever the folder.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 TASKS = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
@@ -78,18 +77,8 @@ note("end")
 """.replace("TASKS", repr(TASKS))
 
 
-def load_run_seeds() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("run_seeds", RUN_SEEDS)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 class Bench:
     """A folder with the stand-in script and a plan."""
-
-    script = RUN_SEEDS
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.calls_file = folder, folder / "calls.txt"
@@ -113,28 +102,29 @@ class Bench:
     def run(self, *more: str) -> int:
         handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
         try:
-            return int(load_run_seeds().main(self.command(*more)))
+            return int(main(self.command(*more)))
         finally:
             for name, handler in handlers.items():
                 signal.signal(name, handler)
 
-    def start(self) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            [sys.executable, "-m", "experiments.run_seeds", *self.command()], stdout=subprocess.PIPE, env=ENVIRONMENT
-        )
+    def start(self, *more: str, env: Mapping[str, str] = ENVIRONMENT) -> "subprocess.Popen[bytes]":
+        argv = [sys.executable, "-m", "experiments.run_seeds", *self.command(*more)]
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
 
     @contextmanager
     def held(self, step: int) -> Iterator[None]:
         """Inside, no trial goes beyond the end of the step before ``step``."""
         file = self.folder / "held"
         file.write_text(str(step))
-        yield
-        file.unlink()
+        try:
+            yield
+        finally:
+            file.unlink()
 
     def wait_for(self, line: str) -> None:
         limit = time.monotonic() + 120
         while line not in self.calls():
-            assert time.monotonic() < limit, self.calls()
+            assert time.monotonic() < limit, f"{line} is not among {self.calls()}"
             time.sleep(0.01)
 
     @property

@@ -10,8 +10,9 @@ import pytest
 from experiments.pictures import drawings as pictures
 from experiments.pictures import figures as training_figures
 from experiments.pictures.__main__ import main as draw_pictures
-from experiments.plan import Plan, PlanError
+from experiments.plan import Plan
 from experiments.tables.render import ablation_table
+from experiments.trial import PlanError
 
 
 @pytest.fixture

@@ -1,23 +1,15 @@
-"""Figures hold what they are given; pictures hold what the results files say."""
+"""Figures of trainings hold what they are given; pictures hold what the results files say."""
 
-import builtins
 import json
-import sys
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from PIL import Image
 
-from csekit.evaluation import figures, write_results
+from csekit.evaluation import write_results
 from csekit.evaluation.clustering import LABELS, TopicMap
 from csekit.evaluation.pictures import alignment_uniformity, cosine_by_rating
-from csekit.evaluation.plotting import COLOURS, save_figure
 from experiments.pictures import drawings as pictures
 from experiments.pictures import figures as training_figures
 from experiments.pictures.figures import Ablation
@@ -35,114 +27,31 @@ def topic_map(seed: int = 0) -> TopicMap:
     return TopicMap(middles[labels] + rng.normal(size=(120, 2)), labels, labels // 2, LABELS)
 
 
-def boxes(figure: Figure) -> list[Any]:
-    """The places of all annotations, in pixels."""
-    figure.draw_without_rendering()
-    return [text.get_window_extent() for axis in figure.axes for text in axis.texts]
-
-
-def overlaps(figure: Figure) -> int:
-    found = boxes(figure)
-    return sum(a.overlaps(b) for i, a in enumerate(found) for b in found[i + 1 :])
-
-
-def test_violins_stand_at_the_medians_of_their_groups() -> None:
-    figure = figures.cosine_violins({"one": (COSINES, GOLD), "two": (COSINES / 2, GOLD)})
-    for axis, scale in zip(figure.axes, (1, 0.5), strict=True):
-        dots = [line.get_xydata()[0] for line in axis.lines if line.get_marker() == "o"]
-        for place, (low, high) in enumerate([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5.1)]):
-            group = scale * COSINES[(low <= GOLD) & (high > GOLD)]
-            assert dots[place] == pytest.approx([np.median(group), place])
-        assert len(axis.collections) == 5
-    assert figure.axes[0].get_yticklabels()[0].get_text() == "0–1\nn = 12"
-    assert figures.cosine_violins({"flat": (np.ones(60), GOLD)}).axes  # no spread, no violin, no error
-
-
-def test_points_have_their_score_as_colour_and_names_that_do_not_overlap() -> None:
-    points = {f"encoder {i}": (0.2 + 0.001 * i, -2.0 - 0.01 * (i % 3), 50.0 + i) for i in range(6)}
-    figure = figures.alignment_uniformity(points)
-    drawn = figure.axes[0].collections[0]
-    np.testing.assert_allclose(drawn.get_offsets(), [(u, a) for a, u, _ in points.values()])
-    np.testing.assert_allclose(drawn.get_array(), [50, 51, 52, 53, 54, 55])
-    assert {text.get_text() for text in figure.axes[0].texts} == {f"encoder {i}: {50 + i}.0" for i in range(6)}
-    assert overlaps(figure) == 0
-
-
-def test_maps_by_cluster_and_by_label() -> None:
-    maps = {"one": topic_map(), "two": topic_map(1)}
-    by_cluster = figures.topic_maps(maps)
-    for axis in by_cluster.axes:
-        looks = {(to_hex(c.get_facecolor()[0]), len(c.get_paths()[0].vertices)) for c in axis.collections}
-        assert len(axis.collections) == 10 and len(looks) == 10  # no two clusters look alike
-        assert sum(len(c.get_offsets()) for c in axis.collections) == 120 and not axis.texts
-    by_label = figures.topic_maps(maps, "labels")
-    assert overlaps(by_label) == 0
-    first, second = ([to_hex(c.get_facecolor()[0]) for c in axis.collections] for axis in by_label.axes)
-    assert first == second and len(first) == 20
-    for axis in by_label.axes:
-        assert {text.get_text() for text in axis.texts} == set(LABELS)
-    one_place = TopicMap(RNG.normal(size=(120, 2)), topic_map().labels, topic_map().clusters, LABELS)
-    crowded = figures.topic_maps({"all in one place": one_place}, "labels")
-    assert overlaps(crowded) == 0 and 5 < len(crowded.axes[0].texts) <= 20
-    with pytest.raises(ValueError, match="by must be 'clusters' or 'labels', got 'colour'"):
-        figures.topic_maps(maps, "colour")
-
-
-def test_traces_differences_and_ablations() -> None:
+def test_traces_have_a_line_for_each_run() -> None:
     rows = [{"step": s, "alignment": 0.1 * s, "uniformity": -s} for s in (0, 10, 20)]
     figure = training_figures.training_traces({"a": rows, "b": rows[:2]}, {"alignment": "A", "uniformity": "U"})
     np.testing.assert_allclose(figure.axes[1].lines[0].get_xydata(), [[0, 0], [10, -10], [20, -20]])
     assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [3, 2]
 
+
+def test_differences_are_bars_of_the_mean_with_whiskers_of_the_deviation() -> None:
     given = {"x": {"STS12": [1.0, 3.0], "Avg": [0.5, 0.5]}, "y": {"STS12": [-1.0, -1.0], "Avg": [2.0, 4.0]}}
     (axis,) = training_figures.task_differences(given, "base").axes
     bars = [[bar.get_height() for bar in group] for group in axis.containers if hasattr(group, "patches")]
-    assert bars == [[2.0, 0.5], [-1.0, 3.0]] and "base" in axis.get_ylabel()
+    assert bars == [[2.0, 0.5], [-1.0, 3.0]]
+    assert "base" in axis.get_ylabel()
     whiskers = axis.containers[1].errorbar or axis.containers[0]
     spans = [segment[:, 1] for segment in whiskers.lines[2][0].get_segments()]
     assert spans[0] == pytest.approx([2 - np.sqrt(2), 2 + np.sqrt(2)])
 
+
+def test_ablations_are_bars_from_the_reference_row() -> None:
     table = Ablation("weight", ["low", "reference", "high"], [70.0, 69.5, None], [75.0, 77.0, 76.5], reference=1)
     (axis,) = training_figures.ablation_bars([table]).axes
     assert [[bar.get_width() for bar in group] for group in axis.containers] == [[0.5, 0.0], [-2.0, 0.0, -0.5]]
     assert {text.get_text() for text in axis.texts} == {"70.00", "69.50", "75.00", "77.00", "76.50"}
     with pytest.raises(ValueError, match="'weight': the reference row 'low' has no score"):
         training_figures.ablation_bars([Ablation("weight", ["low"], [None], [1.0])])
-
-
-def test_files_are_small_and_the_same_again(tmp_path: Path) -> None:
-    first = save_figure(figures.topic_maps({"one": topic_map()}), tmp_path / "a.png").read_bytes()
-    second = save_figure(figures.topic_maps({"one": topic_map()}), tmp_path / "b.png").read_bytes()
-    assert first == second and len(first) < 300_000
-    image = Image.open(BytesIO(first)).convert("RGB")
-    seen = {f"#{r:02X}{g:02X}{b:02X}" for _, (r, g, b) in image.getcolors(1 << 24)}
-    assert "#FFFFFF" in seen and image.width > 400 and len(seen) > 20
-    figure = figures.topic_maps({"one": topic_map()})
-    with pytest.raises(ValueError, match=r"path must end in .png, got 'a.svg'"):
-        save_figure(figure, tmp_path / "a.svg")
-    with pytest.raises(ValueError, match=r"b.png must have at most 10 bytes, got"):
-        save_figure(figure, tmp_path / "b.png", max_bytes=10)
-    assert (tmp_path / "b.png").read_bytes() == second
-    assert "matplotlib.pyplot" not in sys.modules  # no display, no global figure
-
-
-def test_drawing_leaves_the_callers_style(tmp_path: Path) -> None:
-    before = dict(matplotlib.rcParams)
-    save_figure(figures.cosine_violins({"one": (COSINES, GOLD)}), tmp_path / "a.png")
-    assert dict(matplotlib.rcParams) == before and len(set(COLOURS)) == 7
-
-
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def absent(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(ImportError, match=r"figures need matplotlib: pip install 'csekit\[plots\]'"):
-        figures.cosine_violins({"one": (COSINES, GOLD)})
 
 
 @pytest.fixture

@@ -10,10 +10,13 @@ from csekit.modeling import METHODS
 from csekit.trainers.scripts.pretraining_runs import parse_pretrain_arguments
 from csekit.trainers.scripts.run_arguments import method_fields, parse_run_arguments
 from experiments.clock import Clock
-from experiments.plan import Plan, Trial
+from experiments.plan import Plan
+from experiments.trial import Trial
 
 CONFIGS = Path(__file__).parents[1] / "plans"
 PLANS = sorted(CONFIGS.glob("*.yaml"))
+PAPERS = sorted(CONFIGS.glob("papers/*.yaml"))
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -144,3 +147,61 @@ def test_each_combination_stands_beside_its_parts(environment: dict[str, str]) -
         assert final.arguments["do_predict"] == base.arguments["do_predict"] == "True"
         differ = {key for key in final.arguments if final.arguments[key] != base.arguments.get(key)}
         assert differ == {"method", "dcm_weight", "rtd_weight"}
+
+
+#: What the papers' plans take from the environment. The files need not be there.
+FILES = {"WIKI": "wiki1m_for_simcse.txt", "WIKI_NEXT": "next.tsv", "NLI": "nli_for_simcse.csv", "CSEKIT_DATA": "data"}
+FILES |= {"BOOKS_WIKI": "books.txt", "BACK_TRANSLATED": "pairs.csv"}
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_every_trial_of_a_papers_plan_is_one_that_the_scripts_can_run(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for trial in Plan.read(path, FILES).trials():
+        words = trial.argv(Path("runs"), resume=False)
+        if "run_pretrain" in words[0]:
+            run, _ = parse_pretrain_arguments(words[1:])
+            run.check()
+        elif trial.kind == "command":
+            assert words[2] == "eval"
+        else:
+            run, args, settings = parse_run_arguments(words[1:])
+            run.check()
+            assert args.seed == int(str(trial.arguments["seed"]))
+            METHODS[run.method].config_class(**settings)  # a value that is not allowed is an error
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_every_experiment_of_a_papers_plan_names_its_source(path: Path) -> None:
+    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    lines = path.read_text(encoding="utf-8").splitlines()
+    sources = {line.strip().partition(":")[0] for line in lines if line.startswith("  ") and ":  # source: " in line}
+    unsourced = raw["experiments"].keys() - sources
+    assert not unsourced
+    assert raw["makes"]
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_no_two_trials_of_a_papers_plan_are_the_same_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    trials = Plan.read(path, FILES).trials()
+    labels = {trial.label for trial in trials}
+    assert len(labels) == len(trials)
+    listed = [
+        (trial.experiment, sorted(map(str, trial.arguments.items()))) for trial in trials if trial.kind == "listed"
+    ]
+    assert all(listed.count(each) == 1 for each in listed)
+
+
+def test_a_preset_gives_batch_and_epochs_to_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = tmp_path / "wiki.txt"
+    text.write_text("a sentence\n" * 1280)
+    trials = {
+        trial.label: trial
+        for trial in Plan.read(CONFIGS / "papers/informin.yaml", FILES | {"WIKI": str(text)}).trials()
+    }
+    assert (trials["bert-base/seed=42"].batch, trials["bert-base/seed=42"].steps) == (128, 10)
+    assert (trials["batch-64/seed=42"].batch, trials["batch-64/seed=42"].steps) == (64, 20)

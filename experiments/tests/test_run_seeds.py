@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -15,8 +13,10 @@ import pytest
 
 from csekit.evaluation.results import read_similarities
 from experiments.clock import Clock
-from experiments.plan import Plan, PlanError, parse_options
-from experiments.records import Records, spread, summarise
+from experiments.plan import Plan, parse_options
+from experiments.records import TrialRecords
+from experiments.summary import spread, summarise
+from experiments.trial import PlanError
 
 TASKS = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
 
@@ -83,8 +83,7 @@ def test_records_carry_no_path_of_the_machine(bench: Any) -> None:
     assert bench.record("one/seed=42")["backbone"] == "mini"
 
 
-@pytest.mark.parametrize("orphan", [False, True])
-def test_killed_half_way_it_goes_on_where_it_was(bench: Any, orphan: bool) -> None:
+def test_killed_half_way_it_goes_on_where_it_was(bench: Any) -> None:
     bench.plan["arguments"] |= {"max_steps": 6}
     bench.plan["experiments"].pop("two")
     with bench.held(3):
@@ -92,60 +91,28 @@ def test_killed_half_way_it_goes_on_where_it_was(bench: Any, orphan: bool) -> No
         bench.wait_for("one/seed=42 step 2")
         process.kill()
         process.communicate()
-        if orphan:  # the trial that was left behind still runs, and is waited for
-            follower = bench.start()
-            bench.wait_for("one/seed=43 step 2")
-        else:
-            os.kill(int((bench.folder / "runs/one/seed=42/pid").read_text()), signal.SIGKILL)
-    assert (follower.wait(timeout=120) if orphan else bench.run()) == 0
-    expected = {"one/seed=42": 1 if orphan else 2}
-    names = [f"one/learning_rate={rate}" for rate in ("0.0001", "1e-05", "3e-05")]
-    names += [f"one/seed={seed}" for seed in (42, 43, 44)]
-    assert bench.starts() == {name: expected.get(name, 1) for name in names}
+        bench.wait_for("one/seed=42 terminated")  # it dies with its driver, and has saved
+    assert bench.run() == 0
+    starts = {f"one/learning_rate={rate}": 1 for rate in ("0.0001", "1e-05", "3e-05")}
+    assert bench.starts() == starts | {"one/seed=42": 2, "one/seed=43": 1, "one/seed=44": 1}
     steps = Counter(line for line in bench.calls() if line.startswith("one/seed=42 step"))
-    assert set(steps) == {f"one/seed=42 step {step}" for step in range(6)} and sum(steps.values()) <= 7
+    assert steps == {f"one/seed=42 step {step}": 1 for step in range(6)}
     assert bench.summary()["experiments"]["one"]["finished_seeds"] == [42, 43, 44]
 
 
-def test_two_processes_share_a_plan(bench: Any) -> None:
-    del bench.plan["experiments"]["two"]
+def test_a_second_driver_is_refused(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with bench.held(1):
-        first = bench.start()
+        process = bench.start()
         bench.wait_for("one/learning_rate=0.0001 step 0")
-        second = bench.start()  # the next point is free; the choice waits for both
-        bench.wait_for("one/learning_rate=1e-05 step 0")
-        assert bench.starts() == {"one/learning_rate=0.0001": 1, "one/learning_rate=1e-05": 1}
-    printed = first.communicate(timeout=120)[0] + second.communicate(timeout=120)[0]
-    assert (first.returncode, second.returncode) == (0, 0), printed.decode()
-    assert len(bench.starts()) == 6 and set(bench.starts().values()) == {1}
-    assert b"another process runs one/learning_rate=0.0001" in printed
-    assert bench.summary()["experiments"]["one"]["finished_seeds"] == [42, 43, 44]
-
-
-def test_what_is_stopped_in_one_process_is_taken_up_by_another(bench: Any) -> None:
-    del bench.plan["experiments"]["two"]
-    with bench.held(1):
-        first = bench.start()
-        bench.wait_for("one/learning_rate=0.0001 step 0")
-        second = bench.start()
-        bench.wait_for("one/learning_rate=1e-05 step 0")
-        first.terminate()
-        assert first.wait(timeout=60) == 143
-    assert second.wait(timeout=120) == 0
-    assert bench.starts()["one/learning_rate=0.0001"] == 2 and bench.starts().total() == 7
-
-
-def test_what_fails_in_one_process_is_not_tried_by_another(bench: Any) -> None:
-    del bench.plan["experiments"]["two"]
-    bench.plan["arguments"] |= {"fail_at": 1e-4, "fail_late": "yes"}
-    with bench.held(1):
-        first = bench.start()
-        bench.wait_for("one/learning_rate=0.0001 step 0")
-        second = bench.start()
-        bench.wait_for("one/learning_rate=1e-05 step 0")
-    printed = first.communicate(timeout=120)[0] + second.communicate(timeout=120)[0]
-    assert (first.returncode, second.returncode) == (1, 1)
-    assert bench.starts()["one/learning_rate=0.0001"] == 1 and b"0.0001  failed in another process" in printed
+        calls = bench.calls()
+        assert bench.run() == 2
+        error = capsys.readouterr().err
+        assert f"is in use by process {process.pid}" in error
+        assert error.count("\n") == 1
+        assert bench.calls() == calls
+        process.terminate()
+        process.communicate(timeout=60)
+    assert bench.run() == 0
 
 
 def test_sigterm_reaches_the_trial_and_stops(bench: Any) -> None:
@@ -257,7 +224,7 @@ def test_a_trial_of_other_arguments_has_no_score_in_the_summary(bench: Any) -> N
     bench.plan["experiments"] = {"one": {"trials": {"reference": {}, "weight-4": {"weight": 4}}}}
     assert bench.run() == 0
     bench.plan["experiments"]["one"]["trials"]["weight-4"] = {"weight": 5}  # as another process may have it
-    records = Records(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
+    records = TrialRecords(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
     summary = summarise(records)["experiments"]["one"]
     assert summary["trials"] == {"reference": 79.9, "weight-4": None}
     assert summary["failed"]["weight-4"]["status"] == "refused"
@@ -314,7 +281,7 @@ def test_direct_form(bench: Any) -> None:
 
 def test_p_values_are_counted_in_the_resamples(bench: Any) -> None:
     bench.run()
-    records = Records(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
+    records = TrialRecords(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
     seen: list[dict[str, list[str]]] = []
 
     def resample(files: Any) -> Any:
@@ -351,3 +318,83 @@ def test_equal_numbers_are_equal_arguments(bench: Any) -> None:
         names.append(Plan.from_dict(bench.plan).trials()[0])
     assert names.count(names[0]) == 4
     assert parse_options(["--a", "1", "2", "--b=x", "--c"]) == {"a": ["1", "2"], "b": "x", "c": True}
+
+
+def test_arguments_after_the_dashes_override_the_plan_and_are_recorded(bench: Any) -> None:
+    bench.plan["experiments"] = {"one": {"final_arguments": {"max_steps": 3}, "arguments": {"dropout": 0.2}}}
+    bench.plan["seeds"] = [42]
+    assert bench.run("--name", "other", "--", "--max_steps", "1", "--learning_rate", "7e-6", "--dropout", "0.3") == 0
+    assert bench.starts() == {"one/seed=42": 1}  # the only axis of the grid is given: nothing to choose
+    record = json.loads((bench.results / "other/one/seed=42.json").read_text())
+    given = record["trial"]["arguments"]
+    assert (given["max_steps"], given["learning_rate"], given["dropout"]) == ("1", "7e-06", "0.3")
+    assert not (bench.results / "small").exists()
+
+
+def test_an_override_that_a_record_does_not_have_is_refused_by_name(
+    bench: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.plan["experiments"] = {"one": {"grid": {}}}
+    bench.plan |= {"grid": {}, "seeds": [42]}
+    bench.plan["arguments"]["learning_rate"] = 1e-5
+    assert bench.run() == 0
+    calls = bench.calls()
+    assert bench.run("--", "--learning_rate", "7e-6") == 2
+    error = capsys.readouterr().err
+    assert "learning_rate: '1e-05' there, '7e-06' now" in error
+    assert bench.calls() == calls
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"seed": "7"}, "--seed is set for each trial by the plan"),
+        ({"weight": "1"}, "--weight cannot be overridden: experiments.one has its own value for weight-4"),
+    ],
+)
+def test_an_override_that_would_make_trials_equal_is_refused(
+    bench: Any, override: dict[str, Any], message: str
+) -> None:
+    bench.plan["experiments"] = {"one": {"trials": {"reference": {}, "weight-4": {"weight": 4}}}}
+    with pytest.raises(PlanError, match=message):
+        Plan.from_dict(bench.plan, overrides=override)
+
+
+def test_an_override_takes_the_axis_out_of_a_grid(bench: Any) -> None:
+    bench.plan["grid"] = {"learning_rate": [1e-4, 1e-5], "dropout": [0.1, 0.2]}
+    bench.plan["experiments"] = {"one": {}}
+    plan = Plan.from_dict(bench.plan, overrides={"learning_rate": "7e-6", "max_steps": "-1"})
+    trials = plan.experiments["one"].first_trials()
+    assert [trial.name for trial in trials] == ["dropout=0.1", "dropout=0.2"]
+    assert {trial.arguments["learning_rate"] for trial in trials} == {"7e-06"}
+    assert {trial.arguments["max_steps"] for trial in trials} == {"-1"}
+
+
+def test_the_scores_are_printed_at_the_end(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.plan["experiments"] = {"one": {}, "two": {"trials": {"high": {"learning_rate": 1e-4}}}}
+    bench.plan["experiments"]["three"] = {"grid": {"learning_rate": [3e-5]}}
+    assert bench.run() == 0
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.strip()}
+    experiments = bench.summary()["experiments"]
+    one, three = experiments["one"]["test"]["Avg"], experiments["three"]
+    assert lines["one"][-3:] == [f"{one['mean']:.2f}", "±", f"{one['std']:.2f}"]
+    assert lines["three"][-1] == f"{three['p_value']:.3f}"
+    assert lines["two/high"][1:3] == ["1", f"{experiments['two']['trials']['high']:.2f}"]
+
+
+def test_a_dry_run_prints_every_command_with_its_cost(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.plan |= {"device": "gpu", "grid": {}, "seeds": [42]}
+    bench.plan["arguments"]["learning_rate"] = 1e-5
+    bench.plan["experiments"] = {"one": {"seconds_per_step": 1200}, "two": {"measured_in": "other"}}
+    bench.plan["experiments"]["made"] = {"command": ["-c", "pass"], "seconds_per_trial": 36}
+    assert bench.run("--dry_run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    command = lines[lines.index("# one/seed=42: 1.00 GPU hours") + 1]
+    assert command.startswith("python ") and "--learning_rate 1e-05" in command
+    assert "# made/run: 0.01 GPU hours" in lines
+    assert not [line for line in lines if line.startswith("# two/")]
+
+
+def test_the_cost_of_a_step_that_nothing_tells_is_unknown(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run("--dry_run") == 0
+    assert "# one/learning_rate=0.0001: unknown hours" in capsys.readouterr().out

@@ -1,0 +1,169 @@
+"""Where trials run: one at a time in this process, or several at once and on several machines with Ray."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from experiments import tether
+from experiments.processes import note_process, remove_note
+from experiments.records import TrialRecords
+from experiments.trial import PlanError, Trial
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a trial ended.
+
+    Arguments:
+        returncode: the exit code of its process, None where it was stopped before it had one.
+        seconds: the process's wall time.
+        lost: why Ray lost the process, where it did.
+    """
+
+    trial: Trial
+    returncode: int | None
+    seconds: float = 0.0
+    lost: str = ""
+
+
+class Engine(Protocol):
+    """Takes trials, hands back how they ended, passes stop signals on."""
+
+    def has_room(self) -> bool:
+        """Say whether another trial may be handed over."""
+
+    def start(self, records: TrialRecords, trial: Trial) -> None:
+        """Take over a trial."""
+
+    def ended(self, seconds: float) -> Ended | None:
+        """Wait for a trial to end, so many seconds at most."""
+
+    def stop(self) -> None:
+        """Send SIGTERM to all trials that run, and drop those that have not begun."""
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+
+
+class TrialProcess:
+    """The process of a trial. It writes into ``log.txt``, and leaves our process group: only we signal it."""
+
+    def __init__(self, records: TrialRecords, trial: Trial) -> None:
+        self.trial, self.folder, self.started = trial, records.folder(trial), time.monotonic()
+        resume = records.begin(trial)
+        argv = [sys.executable, str(Path(tether.__file__)), str(os.getpid()), *trial.argv(records.output_dir, resume)]
+        with (self.folder / "log.txt").open("ab") as log:
+            self.child = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+        note_process(self.folder, self.child.pid)
+
+    def ended(self, seconds: float) -> Ended | None:
+        """Wait for the end, so many seconds at most."""
+        try:
+            returncode = self.child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        remove_note(self.folder)
+        return Ended(self.trial, returncode, time.monotonic() - self.started)
+
+
+class OneByOne:
+    """Runs one trial at a time on this machine."""
+
+    def __init__(self) -> None:
+        self.process: TrialProcess | None = None
+
+    def has_room(self) -> bool:
+        return self.process is None
+
+    def start(self, records: TrialRecords, trial: Trial) -> None:
+        self.process = TrialProcess(records, trial)
+
+    def ended(self, seconds: float) -> Ended | None:
+        ended = self.process.ended(seconds) if self.process else None
+        if ended:
+            self.process = None
+        return ended
+
+    def stop(self) -> None:
+        if self.process:
+            self.process.child.terminate()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class RayTasks:
+    """Hands every trial that may start to Ray, which runs as many at once as the cluster has room for.
+
+    Ray connects to the cluster that ``RAY_ADDRESS`` or its own settings name, or starts one on this machine. All
+    machines must see the repository, the output folder and the data under the same paths.
+
+    Arguments:
+        num_cpus: CPU cores of a trial; Ray sets ``OMP_NUM_THREADS`` to it.
+        num_gpus: GPUs of a trial; Ray sets ``CUDA_VISIBLE_DEVICES``.
+
+    Raises:
+        PlanError: Ray is not installed or does not start, or no machine of the cluster has these resources.
+    """
+
+    def __init__(self, num_cpus: float, num_gpus: float) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise PlanError("--engine ray needs ray: pip install 'csekit[ray]'") from error
+        self.ray = ray
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # Ray raises plain Exception, among others
+            raise PlanError(f"Ray could not start or connect: {' '.join(str(error).split())}") from error
+        for name, wanted, unit in (("num_cpus", num_cpus, "CPU"), ("num_gpus", num_gpus, "GPU")):
+            most = max(node["Resources"].get(unit, 0.0) for node in ray.nodes() if node["Alive"])
+            if wanted > most:
+                ray.shutdown()
+                raise PlanError(f"--{name} must be at most {most:g}, which the largest machine has, got {wanted:g}")
+        # a trial that is lost resumes with the next call: no retry by Ray, which would start it anew
+        self.task = ray.remote(_run_trial).options(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0)
+        self.refs: dict[Any, Trial] = {}
+
+    def has_room(self) -> bool:
+        return True
+
+    def start(self, records: TrialRecords, trial: Trial) -> None:
+        self.refs[self.task.remote(records, trial, os.getcwd())] = trial
+
+    def ended(self, seconds: float) -> Ended | None:
+        done, _ = self.ray.wait(list(self.refs), timeout=seconds)
+        if not done:
+            return None
+        trial = self.refs.pop(done[0])
+        try:
+            ended: Ended = self.ray.get(done[0])
+        except self.ray.exceptions.TaskCancelledError:
+            return Ended(trial, None)
+        except self.ray.exceptions.RayError as error:
+            return Ended(trial, None, lost=" ".join(str(error).split()))
+        return ended
+
+    def stop(self) -> None:
+        for ref in self.refs:
+            self.ray.cancel(ref, force=False)  # reaches the task as KeyboardInterrupt
+
+    def close(self) -> None:
+        self.ray.shutdown()
+
+
+def _run_trial(records: TrialRecords, trial: Trial, folder: str) -> Ended:
+    """Run a trial's process inside a Ray worker. A cancelled task passes SIGTERM on, so that the trial saves."""
+    os.chdir(folder)  # relative paths mean what they mean to the driver
+    process = TrialProcess(records, trial)
+    while True:
+        try:
+            if ended := process.ended(0.2):
+                return ended
+        except KeyboardInterrupt:
+            process.child.terminate()
