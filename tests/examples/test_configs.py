@@ -1,6 +1,7 @@
 """Presets in examples/configs: they parse, and every key is known."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ KNOWN = {
     "train_file": str,
     "data_dir": str,
     "columns": list,
+    "objectives": list,
+    "select_on": str,
     "train_fraction": float,
     "filter_overlap": bool,
     "augmentation": str,
@@ -56,6 +59,7 @@ KNOWN = {
     "icm_weight": float,
     "icm_decoder": str,
     "icm_target": str,
+    "icm_representation": str,
     "icm_decoder_layers": int,
     "icm_decoder_heads": int,
     "icm_element_dropout": float,
@@ -82,77 +86,36 @@ def presets() -> dict[str, dict[str, Any]]:
     return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in PRESETS}
 
 
-def test_every_published_setting_has_a_preset(presets: dict[str, dict[str, Any]]) -> None:
-    published = {  # learning rate, batch, λ: SimCSE's Appendix A, InforMin-CL's Table 3
-        "simcse-bert-base": (3e-5, 64, None),
-        "simcse-bert-large": (1e-5, 64, None),
-        "simcse-roberta-base": (1e-5, 512, None),
-        "simcse-roberta-large": (3e-5, 512, None),
-        "informin-bert-base": (3e-5, 128, 0.4),
-        "informin-roberta-base": (1e-5, 128, 4.0),
-        "informin-roberta-large": (3e-5, 128, 4.0),
-    }
-    for name, wanted in published.items():
-        got = presets[name]
-        assert (got["learning_rate"], got["per_device_train_batch_size"], got.get("reconstruction_weight")) == wanted
-    infocse = {  # InfoCSE's §4.2 and Tables 7 and 8; the released script
-        "infocse-bert-base": (3e-5, 1, 0.4, "scaled", "pretrained"),
-        "infocse-bert-large": (3e-5, 1, 0.4, "scaled", "pretrained"),
-        "infocse-bert-large-released": (7e-6, 2, 0.3, "plain", "random"),
-    }
-    for name, own in infocse.items():
-        got = presets[name]
-        assert (got["projector"], got["per_device_train_batch_size"]) == ("batchnorm", 64)
-        found = [got[f"aux_mlm_{field}"] for field in ("probability", "gradient", "head_init", "weight")]
-        assert (got["learning_rate"], got["num_train_epochs"], *found) == (*own, 1e-5)
-    published = {  # learning rate, batch, λ, masking ratio: DiffCSE's Tables 12 and 13
-        "diffcse-bert-base": (7e-6, 64, 0.005, 0.30),
-        "diffcse-bert-base-released": (7e-6, 64, 0.005, 0.30),
-        "diffcse-roberta-base": (1e-5, 64, 0.005, 0.20),
-        "diffcse-bert-base-transfer": (2e-6, 64, 0.05, 0.15),
-        "diffcse-roberta-base-transfer": (3e-6, 128, 0.05, 0.15),
-    }
-    names = ("learning_rate", "per_device_train_batch_size", "rtd_weight", "rtd_probability")
-    for name, wanted in published.items():
-        assert tuple(presets[name][key] for key in names) == wanted
-        assert presets[name]["num_train_epochs"] == 2
-        assert presets[name]["projector"] == "batchnorm"
+def published_settings() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Preset and what is printed, of every row of published_settings.yaml."""
+    text = (Path(__file__).parent / "published_settings.yaml").read_text(encoding="utf-8")
+    for group in yaml.safe_load(text).values():
+        for name, printed in group["rows"].items():
+            yield name, group["common"] | printed
 
 
-def test_msse_few_shot_and_supervised_settings_have_presets(presets: dict[str, dict[str, Any]]) -> None:
-    published = {  # learning rate, batch, epochs, warm-up: MSSE's Table 5 and Appendix A
-        "msse-bert-base": (3e-5, 256, 1, 500),
-        "msse-bert-large": (1e-5, 256, 1, 500),
-        "msse-denoising-bert-base": (3e-5, 256, 1, 500),
-        "msse-bert-base-supervised": (5e-5, 512, 3, None),
-        "msse-bert-large-supervised": (5e-5, 512, 3, None),
-    }
-    for name, wanted in published.items():
-        names = ("learning_rate", "per_device_train_batch_size", "num_train_epochs", "warmup_steps")
-        assert tuple(presets[name].get(key) for key in names) == wanted
-        found = [presets[name][key] for key in ("dcm_weight", "icm_weight", "temperature", "pooling", "projector")]
-        assert found == [0.8, 0.2, 0.05, "mask", "linear"]
-        assert "prompt_template" not in presets[name]
-    decoder = [presets["msse-denoising-bert-base"][f"icm_{key}"] for key in ("decoder_layers", "decoder_heads")]
-    assert decoder == [16, 1]
-    assert presets["msse-denoising-bert-base"]["icm_decoder"] == "denoising"
-    supervised = {  # learning rate: SimCSE's Appendix A; batch 512, three epochs, the projector kept
-        "simcse-bert-base-supervised": 5e-5,
-        "simcse-bert-large-supervised": 1e-5,
-        "simcse-roberta-base-supervised": 5e-5,
-        "simcse-roberta-large-supervised": 1e-5,
-    }
-    for name, rate in supervised.items():
-        assert {key: presets[name][key] for key in SUPERVISED} == SUPERVISED | {"learning_rate": rate}
-    for name in ("simcse-bert-base", "msse-bert-base"):
-        few = presets[f"{name}-few-shot"]
-        assert few == presets[name] | {"train_fraction": 0.001}
-    for name in published.keys() & {name for name in presets if name.endswith("-supervised")}:
-        kept = [presets[name][key] for key in ("projector_at_inference", "columns")]
-        assert kept == [True, ["sent0", "sent1", "hard_neg"]]
+@pytest.mark.parametrize(("name", "printed"), published_settings(), ids=[name for name, _ in published_settings()])
+def test_every_published_setting_has_a_preset(name: str, printed: dict[str, Any]) -> None:
+    preset = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
+    wanted = {key: value for key, value in printed.items() if key != "source"}
+    assert {key: preset.get(key) for key in wanted} == wanted
+
+
+def test_presets_follow_the_conventions_of_their_names(presets: dict[str, dict[str, Any]]) -> None:
     for name, preset in presets.items():
-        assert ("mlm" in name) == ("mlm_weight" in preset)
-        assert ("mse" in name) == (preset.get("reconstruction") == "mse")
+        assert ("mlm" in name) == ("mlm_weight" in preset), name
+        if not name.endswith("-released"):
+            assert ("mse" in name) == (preset.get("reconstruction") == "mse"), name
+        if preset["method"] == "msse":
+            assert "prompt_template" not in preset, name  # the method's own
+        if name.endswith("-supervised") and preset["method"] == "simcse":
+            rate = {"learning_rate": preset["learning_rate"]}
+            assert {key: preset[key] for key in SUPERVISED} == SUPERVISED | rate, name
+        if name.endswith("-supervised"):
+            assert preset["columns"] == ["sent0", "sent1", "hard_neg"], name
+            assert preset["projector_at_inference"] is True, name
+        if name.endswith("-few-shot"):
+            assert preset == presets[name.removesuffix("-few-shot")] | {"train_fraction": 0.001}, name
 
 
 PAGE = (CONFIGS.parents[1] / "docs" / "presets.md").read_text(encoding="utf-8")
