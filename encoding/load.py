@@ -18,6 +18,8 @@ from csekit.encoding.folders import (
     metadata_folder,
     model_name,
     module_kinds,
+    pools_prompt,
+    prompts_and_similarity,
     read_json,
 )
 from csekit.encoding.onnx import ONNXEncoder, onnx_file
@@ -47,16 +49,24 @@ class SentenceTransformerEncoder(TextEncoder):
         for texts in chunks:
             distinct = {text: i for i, text in enumerate(dict.fromkeys(texts))}
             with fast_inference(self.model, self.precision):
-                rows_dH = self.model.encode(list(distinct), batch_size=self.batch_size, show_progress_bar=False)
+                rows_dH = self._encode_function()(
+                    list(distinct), prompt=self.prompt, batch_size=self.batch_size, show_progress_bar=False
+                )
             advance(len(distinct))
             yield np.asarray(rows_dH, dtype=np.float32)[[distinct[text] for text in texts]], self._cut(list(distinct))
+
+    def _encode_function(self) -> Callable[..., Any]:
+        """The role's own function, which also chooses the way through a model with several."""
+        names = {"query": "encode_query", "document": "encode_document"}
+        return getattr(self.model, names[self.role]) if self.role else self.model.encode  # type: ignore[no-any-return]
 
     def _cut(self, distinct: list[str]) -> int:
         """How many of the texts exceed the length limit."""
         tokenizer: Any = self.tokenizer
         if self.max_length is None or not hasattr(tokenizer, "model_max_length"):
             return 0
-        ids = tokenizer(distinct, truncation=False, verbose=False)["input_ids"]
+        prompt = self.prompt or ""
+        ids = tokenizer([prompt + text for text in distinct], truncation=False, verbose=False)["input_ids"]
         return sum(len(row) > self.max_length for row in ids)
 
 
@@ -76,17 +86,19 @@ def _from_sentence_transformer(
     name = model_name(source)
     if pooling is not None and pooling != found:
         raise ValueError(f"pooling must be left out or {found!r}, what {name!r} was trained with, got {pooling!r}")
-    settings_file = folder / "config_sentence_transformers.json"
-    settings = read_json(settings_file) if settings_file.is_file() else {}
+    prompts, default_prompt, similarity = prompts_and_similarity(folder)
     ours = (
         kinds[:2] == ["Transformer", "Pooling"]
         and set(kinds[2:]) <= {"Dense", "Normalize"}
         and read_json(folder / "modules.json")[0]["path"] == ""
         and found in ("cls", "mean", "lasttoken", "mask")
-        and not settings.get("default_prompt_name")
+        and default_prompt is None
+        and (pools_prompt(folder) or not any(prompts.values()))
     )
     if not ours:
-        return _with_sentence_transformers(source, kinds, found, batch_size, max_length)
+        encoder = _with_sentence_transformers(source, kinds, found, batch_size, max_length)
+        encoder.prompts, encoder.similarity_fn_name = prompts, similarity
+        return encoder
     bert_file = folder / "sentence_bert_config.json"
     bert = read_json(bert_file) if bert_file.is_file() else {}
     tokenizer = load_pretrained(AutoTokenizer, source)
@@ -105,6 +117,7 @@ def _from_sentence_transformer(
         lowercase=bool(bert.get("do_lower_case")),
     )
     _check_frame(tokenizer, source, encoder.max_length)
+    encoder.prompts, encoder.similarity_fn_name = prompts, similarity
     return encoder
 
 

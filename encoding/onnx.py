@@ -12,7 +12,14 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from csekit.encoding.encoder import TextEncoder
-from csekit.encoding.folders import load_head, load_pretrained, model_name, module_kinds, read_json
+from csekit.encoding.folders import (
+    load_head,
+    load_pretrained,
+    model_name,
+    module_kinds,
+    prompts_and_similarity,
+    read_json,
+)
 from csekit.encoding.pooled import PooledOutput
 from csekit.modeling.pooling import pool
 from csekit.modeling.tokenization import own_template
@@ -131,6 +138,7 @@ class ONNXEncoder(TextEncoder):
             head = load_head(folder)
             settings = folder / "sentence_bert_config.json"
             lowercase = bool(settings.is_file() and read_json(settings).get("do_lower_case"))
+            self.prompts, _, self.similarity_fn_name = prompts_and_similarity(folder)
         limit = record.get("max_length")
         if max_length is not None and limit is not None and max_length > limit:
             raise ValueError(f"max_length must be at most {limit} for this graph, got {max_length}")
