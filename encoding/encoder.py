@@ -253,7 +253,7 @@ class TextEncoder:
         return encoder
 
     def describe(self) -> dict[str, Any]:
-        """Return what results files record about the encoder; prompts and similarity only if they are not the default."""
+        """Return what results files record about the encoder; prompts and similarity only if not the default."""
         parameter = next(self.model.parameters(), None)
         prompts = {name: text for name, text in self.prompts.items() if text}
         return {
