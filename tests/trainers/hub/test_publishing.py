@@ -315,7 +315,7 @@ def test_a_generator_that_only_this_machine_has_is_told(run: Path, caplog: pytes
     config["objectives"].append({"name": "rtd", "generator": str(run)})
     (run / "training" / "config.json").write_text(json.dumps(config))
     assert "training/config.json" in published_files(run)
-    assert f"names {str(run)!r} as generator" in caplog.text
+    assert f"names the folder {str(run)!r} as generator" in caplog.text
 
 
 def test_tokens_are_taken_out_of_texts() -> None:
@@ -345,7 +345,7 @@ def test_a_run_that_is_not_whole_is_refused_before_anything_is_sent(hub: Any, ru
 def test_what_else_is_refused_before_anything_is_sent(hub: Any, worker: Worker, run: Path) -> None:
     before = len(hub.requests)
     assert f"{run.name}x: no such folder" in worker.push(f"{run}x", "me/x").errors
-    assert "name the run's folder" in worker.push(run / "training", "me/x").errors
+    assert "run must be a run's folder" in worker.push(run / "training", "me/x").errors
     weights = (run / "model.safetensors").read_bytes()
     (run / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     assert "model.safetensors is truncated" in worker.push(run, "me/x").errors
