@@ -3,9 +3,11 @@
 Shape suffixes: N texts, n texts of a chunk, b rows of a batch, L tokens, H embedding size.
 """
 
+import copy
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,6 +21,9 @@ from csekit.encoding.chunks import evaluating as evaluating
 from csekit.encoding.chunks import token_batches as token_batches
 from csekit.encoding.fast_cpu import check_precision
 from csekit.encoding.workers import WorkerPool
+
+#: Role of a text in retrieval to the names that a model's prompt for it may have; the first one wins.
+ROLE_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 #: What the evaluations accept: a function ``texts -> (N, H)``, or an object whose ``encode`` is one.
 Encoder = Any
@@ -128,7 +133,16 @@ class TextEncoder:
     Attributes:
         truncated: number of distinct texts of the last ``encode`` that were truncated to ``max_length``.
         precision: as for ``encode``; may be set at any time.
+        prompts: name (``query``, ``document``, …) to text before a sentence, from a SentenceTransformer folder.
+        prompt: text that ``encode`` puts before every sentence; None: the model's default.
+        role: ``query`` or ``document`` in a copy that ``for_role`` made, else None.
+        similarity_fn_name: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``: the similarity of the training.
     """
+
+    prompts: Mapping[str, str] = MappingProxyType({})
+    prompt: str | None = None
+    role: str | None = None
+    similarity_fn_name: str = "cosine"
 
     def __init__(
         self,
@@ -206,7 +220,9 @@ class TextEncoder:
         self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object] = lambda rows: None
     ) -> Iterator[tuple[np.ndarray, int]]:
         """Yield each chunk's embeddings and the number of its truncated texts; all in this process."""
-        given = ([text.lower() for text in texts] for texts in chunks) if self.lowercase else chunks
+        given = ([self.prompt + text for text in texts] for texts in chunks) if self.prompt else chunks
+        if self.lowercase:
+            given = ([text.lower() for text in texts] for texts in given)
         return embed_chunks(
             self.model,
             self.tokenizer,
@@ -218,10 +234,31 @@ class TextEncoder:
             advance,
         )
 
+    def for_role(self, role: str | None, prompt: str | None = None) -> Self:
+        """Return a copy that encodes texts in a role, with the prompt that the model has for it.
+
+        Arguments:
+            role: ``query``, ``document``, or None for neither.
+            prompt: use this prompt instead. None: the first of the model's own for the role (``ROLE_PROMPTS``).
+
+        Raises:
+            ValueError: an unknown role.
+        """
+        if role is not None and role not in ROLE_PROMPTS:
+            raise ValueError(f"role must be 'query', 'document' or None, got {role!r}")
+        encoder = copy.copy(self)
+        encoder.role, encoder.prompt = role, prompt
+        if prompt is None and role is not None:
+            encoder.prompt = next((self.prompts[name] for name in ROLE_PROMPTS[role] if name in self.prompts), "")
+        return encoder
+
     def describe(self) -> dict[str, Any]:
-        """Return what results files record about the encoder."""
+        """Return what results files record about the encoder; prompts and similarity only if not the default."""
         parameter = next(self.model.parameters(), None)
+        prompts = {name: text for name, text in self.prompts.items() if text}
         return {
+            **({"prompts": prompts} if prompts else {}),
+            **({"similarity_fn_name": self.similarity_fn_name} if self.similarity_fn_name != "cosine" else {}),
             "name": self.name,
             "class": type(getattr(self.model, "backbone", self.model)).__name__,
             "pooling": self.pooling,

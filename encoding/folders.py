@@ -21,6 +21,8 @@ _ST_POOLINGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+#: How two embeddings may be compared, by sentence-transformers' names.
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "Identity": nn.Identity,
     "Tanh": nn.Tanh,
@@ -123,6 +125,28 @@ def st_pooling(folder: Path) -> str:
             f"{', '.join(_ST_POOLINGS)} must be true"
         )
     return "+".join(modes)
+
+
+def pools_prompt(folder: Path) -> bool:
+    """False if a SentenceTransformer's pooling leaves the tokens of a prompt out (``include_prompt``)."""
+    pooling = [folder / module["path"] for module in read_modules(folder) if "Pooling" in module["type"]]
+    return all(read_settings(path, "config.json").get("include_prompt", True) for path in pooling)
+
+
+def prompts_and_similarity(folder: Path) -> tuple[dict[str, str], str | None, str]:
+    """Read a SentenceTransformer folder's prompts by name, the name of the default one, and its similarity.
+
+    Raises:
+        ValueError: a similarity that is none of ``SIMILARITIES``.
+    """
+    file = folder / "config_sentence_transformers.json"
+    settings = read_settings(folder, file.name)
+    prompts = {name: text or "" for name, text in (settings.get("prompts") or {}).items()}
+    similarity = settings.get("similarity_fn_name") or "cosine"
+    if similarity not in SIMILARITIES:
+        allowed = ", ".join(map(repr, SIMILARITIES))
+        raise ValueError(f"{file}: similarity_fn_name must be one of {allowed}, got {similarity!r}")
+    return prompts, settings.get("default_prompt_name") or None, similarity
 
 
 def load_dense(folder: Path) -> nn.Module:

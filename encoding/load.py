@@ -7,7 +7,16 @@ from transformers import AutoConfig
 
 import csekit.modeling  # registers our model types  # noqa: F401
 from csekit.encoding.encoder import TextEncoder, truncation_length
-from csekit.encoding.folders import load_head, metadata_folder, model_name, module_kinds, read_modules, read_settings
+from csekit.encoding.folders import (
+    load_head,
+    metadata_folder,
+    model_name,
+    module_kinds,
+    pools_prompt,
+    prompts_and_similarity,
+    read_modules,
+    read_settings,
+)
 from csekit.encoding.onnx import ONNXEncoder, onnx_file
 from csekit.encoding.pooled import PooledBackbone
 from csekit.encoding.pretrained import (
@@ -31,9 +40,13 @@ def _from_sentence_transformer(
     name = model_name(source)
     if pooling is not None and pooling != found:
         raise ValueError(f"pooling must be left out or {found!r}, the pooling saved with {name!r}, got {pooling!r}")
+    prompts, _, similarity = prompts_and_similarity(folder)
+    encoder: TextEncoder
     if found is None or not _is_ours(folder, kinds, found):
         why = f"modules {kinds} with pooling {found!r}"
-        return load_sentence_transformer(source, folder, why, max_length, batch_size)
+        encoder = load_sentence_transformer(source, folder, why, max_length, batch_size)
+        encoder.prompts, encoder.similarity_fn_name = prompts, similarity
+        return encoder
     backbone = load_transformer(source)
     tokenizer = load_tokenizer(source, embedding_rows(backbone), found)
     model = PooledBackbone(backbone, found, mask_offset, head=load_head(folder))
@@ -51,17 +64,20 @@ def _from_sentence_transformer(
         lowercase=bool(settings.get("do_lower_case")),
     )
     check_frame(tokenizer, source, encoder.max_length)
+    encoder.prompts, encoder.similarity_fn_name = prompts, similarity
     return encoder
 
 
 def _is_ours(folder: Path, kinds: list[str], pooling: str) -> bool:
     """Tell whether csekit itself computes all modules of a SentenceTransformer's folder."""
+    prompts, default_prompt, _ = prompts_and_similarity(folder)
     return (
         kinds[:2] == ["Transformer", "Pooling"]
         and set(kinds[2:]) <= {"Dense", "Normalize"}
         and read_modules(folder)[0]["path"] == ""
         and pooling in ("cls", "mean", "lasttoken", "mask")
-        and not read_settings(folder, "config_sentence_transformers.json").get("default_prompt_name")
+        and default_prompt is None
+        and (pools_prompt(folder) or not any(prompts.values()))
     )
 
 

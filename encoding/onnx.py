@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from csekit.encoding.encoder import TextEncoder
-from csekit.encoding.folders import load_head, model_name, module_kinds, read_settings
+from csekit.encoding.folders import load_head, model_name, module_kinds, prompts_and_similarity, read_settings
 from csekit.encoding.pooled import PooledOutput
 from csekit.encoding.pretrained import load_tokenizer
 from csekit.modeling.pooling import pool
@@ -129,6 +129,7 @@ class ONNXEncoder(TextEncoder):
         if (folder / "modules.json").is_file():
             _, pooling, mask_offset = module_kinds(folder)
             head = load_head(folder)
+            self.prompts, _, self.similarity_fn_name = prompts_and_similarity(folder)
         pooling = pooling or record.get("pooling")
         rows = read_settings(folder, "config.json").get("vocab_size")
         tokenizer = load_tokenizer(folder, rows if isinstance(rows, int) else None, pooling)

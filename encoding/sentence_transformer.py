@@ -39,16 +39,24 @@ class SentenceTransformerEncoder(TextEncoder):
         for texts in chunks:
             distinct = {text: i for i, text in enumerate(dict.fromkeys(texts))}
             with fast_inference(self.model, self.precision):
-                rows_dH = self.model.encode(list(distinct), batch_size=self.batch_size, show_progress_bar=False)
+                rows_dH = self._encode_function()(
+                    list(distinct), prompt=self.prompt, batch_size=self.batch_size, show_progress_bar=False
+                )
             advance(len(distinct))
             yield np.asarray(rows_dH, dtype=np.float32)[[distinct[text] for text in texts]], self._cut(list(distinct))
+
+    def _encode_function(self) -> Callable[..., Any]:
+        """Return the function for the role, which also chooses the route through a model with several."""
+        names = {"query": "encode_query", "document": "encode_document"}
+        return getattr(self.model, names[self.role]) if self.role else self.model.encode  # type: ignore[no-any-return]
 
     def _cut(self, distinct: list[str]) -> int:
         """Count the texts that exceed the length limit."""
         tokenizer: Any = self.tokenizer
         if self.max_length is None or not hasattr(tokenizer, "model_max_length"):
             return 0
-        ids = tokenizer(distinct, truncation=False, verbose=False)["input_ids"]
+        prompt = self.prompt or ""
+        ids = tokenizer([prompt + text for text in distinct], truncation=False, verbose=False)["input_ids"]
         return sum(len(row) > self.max_length for row in ids)
 
 

@@ -1,12 +1,13 @@
-"""Encoders that every table needs below its rows: static token embeddings, whitening, TF-IDF.
+"""Baseline encoders: static token embeddings, whitening, TF-IDF.
 
-Each is a ``TextEncoder`` for every evaluation that calls ``embed`` (TF-IDF, which is sparse, for STS and transfer).
-``fits_texts`` is True where ``encode`` is fitted on the very texts it is given, without labels: an evaluation then
-gives it a task at a time.
+Each is a ``TextEncoder``, accepted by every evaluation; TF-IDF is sparse, so geometry and clustering refuse it.
+``fits_texts`` is True if ``encode`` fits the encoder on the texts it gets, without labels. An evaluation then passes
+one task at a time, and retrieval searches with ``fitted(documents)``.
 
 Shape suffixes: N texts, H embedding size, V vocabulary, b rows of a batch, L tokens.
 """
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,18 @@ from csekit.encoding.pretrained import embedding_rows, load_tokenizer, load_tran
 from csekit.evaluation.pairs import normal, read_lines
 from csekit.modeling.tokenization import own_template, sentence_frame
 
-#: Eigenvalues of the covariance below this share of the largest are rounding, and their directions are left out.
+#: Eigenvalues of the covariance below this share of the largest are rounding errors; their directions are dropped.
 _RANK_TOLERANCE = 1e-6
 
 
 class StaticTokens(nn.Module):
-    """The mean of a model's own word embeddings over a sentence's tokens, special tokens and template left out.
+    """Average a model's word embeddings over a sentence's tokens, without special tokens and template.
 
-    A sentence without a token gives the zero vector.
+    A sentence without tokens gives the zero vector.
 
     Arguments:
-        backbone: only its input embeddings are kept; no position is added, nothing is normalised.
-        before, after: tokens that the tokenizer puts around a sentence.
+        backbone: model whose input embeddings are used, without positions and normalisation.
+        before, after: number of tokens that the tokenizer puts before and after a sentence.
     """
 
     def __init__(self, backbone: Any, before: int, after: int) -> None:
@@ -54,8 +55,8 @@ class StaticTokens(nn.Module):
 def static_encoder(
     path_or_id: str | Path, max_length: int | None = None, device: str | torch.device | None = None
 ) -> TextEncoder:
-    """``StaticTokens`` of a Transformers folder or Hub id, pooling ``static``. ``max_length`` is 512 by default: word
-    embeddings know no limit.
+    """Load ``StaticTokens`` from a Transformers folder or Hub id, with pooling ``static``. ``max_length`` defaults to
+    512: word embeddings have no limit of their own.
 
     Raises:
         FileNotFoundError, ValueError: as ``load_encoder``.
@@ -80,14 +81,15 @@ def static_encoder(
 
 
 class Whitening(TextEncoder):
-    """BERT-whitening (Su et al. 2021, eqs. 4 to 8): (x − μ)·U·Λ^(−1/2) with μ and the covariance U·Λ·Uᵀ of a set of
-    embeddings, so that this set has covariance 1.
+    """BERT-whitening (Su et al. 2021, eqs. 4 to 8): map x to (x − μ)·U·Λ^(−1/2), where μ and U·Λ·Uᵀ are the mean and
+    covariance of a set of embeddings. The mapped set has covariance 1.
 
     Arguments:
-        encoder: whose embeddings are whitened.
-        corpus: sentences to fit on, encoded once. None: on the texts of each ``encode`` (the papers' fit on the task).
-        dim: keep the directions of largest variance; None: all that the covariance has.
-        corpus_name: for results files.
+        encoder: encoder whose embeddings are whitened.
+        corpus: sentences to fit on, encoded once. None: fit on the texts of each ``encode`` (the papers' fit on the
+            task).
+        dim: number of directions of largest variance to keep; None: all.
+        corpus_name: name of the corpus for results files.
     """
 
     def __init__(
@@ -104,13 +106,13 @@ class Whitening(TextEncoder):
         self.fitted_on = "the task's own sentences" if corpus is None else corpus_name
         self.fits_texts = corpus is None
         self.name, self.pooling, self.max_length = encoder.name, encoder.pooling, encoder.max_length
+        self.prompts, self.similarity_fn_name = encoder.prompts, encoder.similarity_fn_name
         self.truncated = 0
         self._map: tuple[np.ndarray, np.ndarray] | None = None
 
     def encode(self, texts: Sequence[str], progress: bool = False) -> np.ndarray:  # type: ignore[override]
-        """(N, dim) float32. Raises ValueError: fewer than two different embeddings to fit on, ``dim`` above H."""
-        if self._map is None and self.corpus is not None:
-            self._map = whitening(embed(self.encoder, self.corpus, progress), self.dim)
+        """Return (N, dim) float32. Raises ValueError: fewer than two distinct embeddings to fit, ``dim`` above H."""
+        self._fit(progress)
         embeddings_NH = embed(self.encoder, texts, progress)
         self.truncated = self.encoder.truncated
         mean_H, map_HH = self._map or whitening(embeddings_NH, self.dim)
@@ -118,12 +120,27 @@ class Whitening(TextEncoder):
 
     __call__ = encode  # type: ignore[assignment]
 
+    def _fit(self, progress: bool = False) -> None:
+        if self._map is None and self.corpus is not None:
+            self._map = whitening(embed(self.encoder, self.corpus, progress), self.dim)
+
+    def for_role(self, role: str | None, prompt: str | None = None) -> "Whitening":
+        """Return a copy whose encoder has this role; both roles share one map, fitted without prompts."""
+        self._fit()
+        found = copy.copy(self)
+        found.role, found.encoder = role, self.encoder.for_role(role, prompt)
+        return found
+
+    def fitted(self, texts: Sequence[str]) -> "Whitening":
+        """Return this whitening, fitted on ``texts``."""
+        return Whitening(self.encoder, texts, self.dim, self.fitted_on)
+
     def describe(self) -> dict[str, Any]:
         return {**self.encoder.describe(), "whitening": {"fitted_on": self.fitted_on, "dim": self.dim}}
 
 
 def whitening(embeddings_NH: np.ndarray, dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (H,) and map (H, dim), float64, that give ``embeddings_NH`` mean 0 and covariance 1.
+    """Return the mean (H,) and the map (H, dim), float64, that give ``embeddings_NH`` mean 0 and covariance 1.
 
     Raises:
         ValueError: fewer than two different rows, or ``dim`` above H.
@@ -141,7 +158,7 @@ def whitening(embeddings_NH: np.ndarray, dim: int | None = None) -> tuple[np.nda
 
 
 def corpus_sentences(path: str | Path) -> list[str]:
-    """The sentences of a text file, a line each, blank lines left out. Raises ValueError: none."""
+    """Read the sentences of a text file, one per line, without blank lines. Raises ValueError: the file has none."""
     sentences = [normal(line) for line in read_lines(path) if line.strip()]
     if not sentences:
         raise ValueError(f"{path}: holds no sentence")
@@ -149,26 +166,34 @@ def corpus_sentences(path: str | Path) -> list[str]:
 
 
 class TfidfEncoder(TextEncoder):
-    """TF-IDF of lower-cased words (``\\\\w+``), smoothed idf, rows of length 1: what a table's models must beat.
+    """TF-IDF of lower-cased words (``\\\\w+``), with smoothed idf and rows of length 1.
 
-    Vocabulary and idf are those of the texts given to ``encode``, a task's own sentences.
+    Arguments:
+        corpus: texts that give vocabulary and idf. None: the texts of each ``encode``, a task's own sentences.
     """
 
-    fits_texts = True
-
-    def __init__(self) -> None:
+    def __init__(self, corpus: Sequence[str] | None = None) -> None:
         self.name, self.pooling, self.max_length = "tfidf", None, None  # type: ignore[assignment]
         self.truncated = 0
+        self.fits_texts = corpus is None
+        self._vectorizer = None if corpus is None else self._fit(corpus)
 
-    def encode(self, texts: Sequence[str], progress: bool = False) -> csr_matrix:  # type: ignore[override]
-        """(N, V) sparse, float64; a text without a word gives the zero vector."""
-        vectorizer = TfidfVectorizer(token_pattern=r"(?u)\b\w+\b")
+    def fitted(self, texts: Sequence[str]) -> "TfidfEncoder":
+        """Return TF-IDF with the vocabulary and idf of ``texts``; words that they lack count nothing."""
+        return TfidfEncoder(texts)
+
+    def _fit(self, texts: Sequence[str]) -> TfidfVectorizer:
         try:
-            return csr_matrix(vectorizer.fit_transform(check_texts(texts)))
+            return TfidfVectorizer(token_pattern=r"(?u)\b\w+\b").fit(check_texts(texts))
         except ValueError as error:
             if "empty vocabulary" not in str(error):
                 raise
             raise ValueError("TF-IDF needs a text with a word in it") from None
+
+    def encode(self, texts: Sequence[str], progress: bool = False) -> csr_matrix:  # type: ignore[override]
+        """Return (N, V) sparse, float64; a text without a known word gives the zero vector."""
+        vectorizer = self._vectorizer or self._fit(texts)
+        return csr_matrix(vectorizer.transform(check_texts(texts)))
 
     __call__ = encode  # type: ignore[assignment]
 

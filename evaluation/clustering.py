@@ -1,9 +1,9 @@
-"""Clustering of titles with known topics: K-Means, V-measure, accuracy after matching, and a t-SNE map.
+"""Cluster titles with known topics: K-Means, V-measure, accuracy after matching, and a t-SNE map.
 
 Shape suffixes: N titles, M mapped titles, H embedding size, K clusters, C labels.
 
-scikit-learn's parallel sums depend on the order in which threads end; everything here runs on one thread, so that a
-seed gives the same digits. The global random state is not touched.
+scikit-learn's parallel sums depend on the order in which threads finish. Everything here runs on one thread, so that a
+seed gives the same digits. The global random state does not change.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import numpy as np
 
 from csekit.encoding.encoder import Encoder, embed
 from csekit.evaluation.pairs import normal, read_lines
-from csekit.evaluation.sts_data import _find
+from csekit.evaluation.sts_data import find_folder
 
 #: Titles of the StackOverflow set (Xu et al. 2017); 1,000 of each label.
 TITLES = 20_000
@@ -46,15 +46,15 @@ LABELS = (
 
 @dataclass(frozen=True)
 class ClusteringOptions:
-    """How titles are clustered.
+    """Options of the clustering.
 
     Arguments:
-        clusters: of K-Means; None: one a label, which is what matched accuracy is meant for.
-        restarts: K-Means runs, of which the one with the lowest inertia is kept.
-        points: titles of the t-SNE map, drawn by the seed; 0: no map.
-        point_clusters: K of K-Means over the map's titles, its colours (MSSE, Fig. 4: 30).
-        perplexity: of t-SNE.
-        seed: of K-Means, t-SNE and the drawing of points.
+        clusters: K of K-Means. None: the number of labels, for which matched accuracy is meant.
+        restarts: number of K-Means runs; the one with the lowest inertia is kept.
+        points: number of titles on the t-SNE map, drawn by the seed; 0: no map.
+        point_clusters: K of K-Means over the map's titles, which gives their colours (MSSE, Fig. 4: 30).
+        perplexity: perplexity of t-SNE.
+        seed: seed of K-Means, t-SNE and the draw of titles.
     """
 
     clusters: int | None = None
@@ -83,7 +83,7 @@ class TopicMap:
         points: (M, 2).
         labels: (M,) places in ``names``.
         clusters: (M,) from 0.
-        names: of the labels.
+        names: names of the labels.
     """
 
     points: np.ndarray
@@ -92,13 +92,13 @@ class TopicMap:
     names: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """A string a point, ``x y label cluster``: a results file has a line for each."""
+        """Return JSON values with one string per point, ``x y label cluster``."""
         rows = zip(self.points, self.labels, self.clusters, strict=True)
         return {"names": list(self.names), "points": [f"{x:.2f} {y:.2f} {label} {c}" for (x, y), label, c in rows]}
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "TopicMap":
-        """What ``to_dict`` wrote. Raises ValueError for anything else."""
+        """Read the result of ``to_dict``. Raises ValueError for anything else."""
         try:
             table = np.array([[float(word) for word in row.split()] for row in content["points"]]).reshape(-1, 4)
             whole = table[:, 2:].astype(int)
@@ -109,15 +109,15 @@ class TopicMap:
 
 @dataclass(frozen=True)
 class ClusteringScores:
-    """What :func:`clustering_suite` found; percentages.
+    """The scores of :func:`clustering_suite`, in percent.
 
     Arguments:
-        titles, labels, clusters: how many.
+        titles, labels, clusters: their numbers.
         v_measure: harmonic mean of homogeneity and completeness (Rosenberg & Hirschberg 2007).
         accuracy: share of titles in a cluster that is matched with their label, see :func:`matched_accuracy`.
-        map: None where no points were asked for.
-        truncated: titles that were cut, None where the encoder does not say.
-        checksum: of titles and labels.
+        map: the t-SNE map, None if ``points`` is 0.
+        truncated: number of titles that were cut, None if the encoder does not report it.
+        checksum: sha256 of titles and labels.
     """
 
     options: ClusteringOptions
@@ -133,7 +133,7 @@ class ClusteringScores:
     checksum: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For a results file."""
+        """Return JSON values for a results file."""
         options = self.options
         found = {
             "set": "StackOverflow",
@@ -155,7 +155,7 @@ class ClusteringScores:
         return {**found, "map": drawn}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Head and rows for a terminal: what, value."""
+        """Return head and rows for a terminal: score, value."""
         rows = [
             [f"V-measure (K = {self.clusters})", f"{self.v_measure:.2f}"],
             ["  homogeneity", f"{self.homogeneity:.2f}"],
@@ -166,11 +166,11 @@ class ClusteringScores:
 
 
 def load_stackoverflow(data_dir: str | Path) -> tuple[list[str], np.ndarray]:
-    """The 20,000 titles and their labels.
+    """Load the 20,000 titles and their labels.
 
     Arguments:
         data_dir: the folder with ``title_StackOverflow.txt`` and ``label_StackOverflow.txt``, or one that holds it as
-            ``stackoverflow/``, or stands beside it.
+            ``stackoverflow/``, or a sibling of it.
 
     Returns:
         titles, and labels (N,) as places in ``LABELS``.
@@ -179,7 +179,7 @@ def load_stackoverflow(data_dir: str | Path) -> tuple[list[str], np.ndarray]:
         FileNotFoundError: a file is missing.
         ValueError: a wrong count (names file, expected, found), an empty title, a label outside 1 to 20.
     """
-    root = _find(data_dir, "title_StackOverflow.txt", ("stackoverflow", "", "../stackoverflow"))
+    root = find_folder(data_dir, "title_StackOverflow.txt", ("stackoverflow", "", "../stackoverflow"))
     if root is None:
         where = Path(data_dir) / "stackoverflow" / "title_StackOverflow.txt"
         raise FileNotFoundError(f"{where}: no such file, needed for clustering")
@@ -219,7 +219,7 @@ def cluster_titles(
     options: ClusteringOptions | None = None,
     progress: bool = False,
 ) -> ClusteringScores:
-    """:func:`clustering_suite` of what ``load_stackoverflow`` gave."""
+    """Score titles and labels of ``load_stackoverflow`` as :func:`clustering_suite` does."""
     options = options or ClusteringOptions()
     state = hashlib.sha256()
     for title, label in zip(titles, labels, strict=True):
@@ -243,7 +243,7 @@ def score_clusters(
     truncated: int | None = None,
     checksum: str = "",
 ) -> ClusteringScores:
-    """The scores of any embeddings with labels.
+    """Cluster any embeddings with labels and score the clusters.
 
     Arguments:
         embeddings: (N, H).
@@ -274,7 +274,7 @@ def score_clusters(
 def topic_map(
     embeddings: np.ndarray, labels: np.ndarray, options: ClusteringOptions, names: tuple[str, ...] = LABELS
 ) -> TopicMap:
-    """t-SNE and K-Means of drawn rows.
+    """Map drawn rows by t-SNE and cluster them by K-Means.
 
     Arguments:
         embeddings: (N, H), rows of length 1.
@@ -287,13 +287,13 @@ def topic_map(
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:
-    """Rows to length 1, float32; a row of zeros stays one."""
+    """Scale rows to length 1, float32; a zero row stays zero."""
     x = np.asarray(x, dtype=np.float32)
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
 def kmeans(x: np.ndarray, clusters: int, restarts: int = 5, seed: int = 42) -> np.ndarray:
-    """Cluster of each row, (N,), numbered from 0.
+    """Return the cluster of each row, (N,), numbered from 0.
 
     Raises:
         ValueError: more clusters than rows.
@@ -308,8 +308,8 @@ def kmeans(x: np.ndarray, clusters: int, restarts: int = 5, seed: int = 42) -> n
 
 
 def matched_accuracy(labels: np.ndarray, clusters: np.ndarray) -> float:
-    """Share of rows whose cluster is matched with their label, under the best matching of clusters and labels, one to
-    one (Hungarian algorithm). Clusters beyond the number of labels stay without a match.
+    """Return the share of rows whose cluster is matched with their label, under the best one-to-one matching of
+    clusters and labels (Hungarian algorithm). Clusters beyond the number of labels have no match.
 
     Arguments:
         labels, clusters: (N,) whole numbers.
@@ -327,7 +327,7 @@ def matched_accuracy(labels: np.ndarray, clusters: np.ndarray) -> float:
 
 
 def tsne(x: np.ndarray, perplexity: float = 30.0, seed: int = 42) -> np.ndarray:
-    """(M, 2) t-SNE of the rows (van der Maaten & Hinton 2008), started from their principal components."""
+    """Map rows to (M, 2) by t-SNE (van der Maaten & Hinton 2008), starting from their principal components."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 

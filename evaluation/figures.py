@@ -1,4 +1,4 @@
-"""Figures of embedding spaces: pure functions of arrays, each returns a matplotlib Figure. Nothing is read or saved.
+"""Draw figures of embedding spaces: pure functions of arrays that return a matplotlib Figure and save nothing.
 
 Shape suffixes: P pairs, M points.
 """
@@ -24,12 +24,12 @@ def cosine_violins(
     source: str = "STS-B test",
     columns: int = 3,
 ) -> "Figure":
-    """The cosines of pairs by gold rating, a violin a group and a panel a model (DiffCSE, Fig. 2).
+    """Draw the cosines of pairs by gold rating, one violin per group and one panel per model (DiffCSE, Fig. 2).
 
     Arguments:
-        models: name to (cosines, gold), (P,) each; the same gold in all.
-        edges: of the groups of ratings.
-        source: of the pairs, for the axis.
+        models: name to (cosines, gold), (P,) each, with the same gold.
+        edges: edges of the groups of ratings.
+        source: name of the pairs, for the axis.
     """
     figure, axes = panels(len(models), columns, 3.3, 2.7, sharex=True, sharey=True)
     names = [f"{low:g}–{high:g}" for low, high in pairwise(edges)]
@@ -63,12 +63,12 @@ def alignment_uniformity(
     score: str = "STS-B test, Spearman × 100",
     source: str = "STS-B test",
 ) -> "Figure":
-    """Encoders by alignment and uniformity, their STS score as colour and number (InforMin-CL, Fig. 3).
+    """Plot encoders by alignment and uniformity, with their STS score as colour and number (InforMin-CL, Fig. 3).
 
     Arguments:
         points: name to (alignment, uniformity, score).
-        score: what the colour says.
-        source: of the pairs, for the axes.
+        score: label of the colour bar.
+        source: name of the pairs, for the axes.
     """
     figure, (axis,) = panels(1, 1, 6.4, 4.2)
     table = np.array([points[name] for name in points], dtype=np.float64)
@@ -88,10 +88,10 @@ def alignment_uniformity(
 
 @drawing
 def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int = 3) -> "Figure":
-    """t-SNE maps side by side, coloured by cluster (InforMin-CL, Fig. 2; MSSE, Fig. 4) or by label.
+    """Draw t-SNE maps side by side, coloured by cluster (InforMin-CL, Fig. 2; MSSE, Fig. 4) or by label.
 
-    A group has a colour and a marker. A label has the same ones on every map, and its name stands where most of its
-    titles are, as far as another name is not there.
+    Each group has a colour and a marker; a label has the same ones on every map. A label's name is written where most
+    of its titles are, unless another name is there.
 
     Arguments:
         maps: model to its map.
@@ -118,7 +118,7 @@ def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int 
 
 
 def _around_middle(points: np.ndarray, groups: np.ndarray) -> list[Any]:
-    """The groups around the middle of the map, so that neighbours follow each other and get different colours."""
+    """Order groups by their angle around the middle of the map, so that neighbours get different colours."""
     names = np.unique(groups)
     middles = np.stack([np.median(points[groups == name], axis=0) for name in names]) - np.median(points, axis=0)
     return [names[i] for i in np.argsort(np.arctan2(middles[:, 1], middles[:, 0]), kind="stable")]

@@ -1,6 +1,6 @@
-"""The shape of an embedding space: alignment, uniformity, effective rank, mean cosine.
+"""Measure the shape of an embedding space: alignment, uniformity, effective rank, mean cosine.
 
-Shape suffixes: N sentences, H embedding size. All functions take (N, H) arrays, normalise rows where the formula does,
+Shape suffixes: N sentences, H embedding size. All functions take (N, H) arrays, normalise rows if the formula does,
 and compute in float64.
 """
 
@@ -20,7 +20,8 @@ def _unit(x: np.ndarray, name: str, least: int) -> np.ndarray:
 
 
 def alignment(x: np.ndarray, y: np.ndarray) -> float:
-    """Mean of ‖x − y‖² over positive pairs, rows normalised (Wang & Isola 2020, eq. 1, α = 2). Lower is closer.
+    """Return the mean of ‖x − y‖² over positive pairs of normalised rows (Wang & Isola 2020, eq. 1, α = 2). Lower is
+    closer.
 
     Arguments:
         x, y: (N, H), row i of y is the positive of row i of x.
@@ -32,13 +33,13 @@ def alignment(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def uniformity(x: np.ndarray, t: float = 2.0, block: int = 1024) -> float:
-    """log E exp(−t‖x − y‖²) over distinct pairs of rows, rows normalised (Wang & Isola 2020, eq. 2).
+    """Return log E exp(−t‖x − y‖²) over distinct pairs of normalised rows (Wang & Isola 2020, eq. 2).
 
     Lower is more uniform.
 
     Arguments:
         x: (N, H), N ≥ 2.
-        block: rows at a time; memory is block·N numbers.
+        block: number of rows at a time; memory is block·N numbers.
     """
     x = _unit(x, "x", 2)
     total = 0.0
@@ -52,9 +53,9 @@ def uniformity(x: np.ndarray, t: float = 2.0, block: int = 1024) -> float:
 
 
 def effective_rank(x: np.ndarray) -> float:
-    """exp of the entropy of the singular values scaled to sum 1 (Roy & Vetterli 2007): between 1 and min(N, H).
+    """Return exp of the entropy of the singular values scaled to sum 1 (Roy & Vetterli 2007): from 1 to min(N, H).
 
-    Rows as they are, neither centred nor normalised. 0 for an all-zero matrix.
+    Rows are neither centred nor normalised. A zero matrix gives 0.
     """
     x = _rows(x, "x", 1)
     values = np.linalg.svd(x, compute_uv=False)
@@ -75,13 +76,13 @@ def mean_cosine(x: np.ndarray) -> float:
 def label_free_criteria(
     embeddings: np.ndarray, view1: np.ndarray | None = None, view2: np.ndarray | None = None
 ) -> dict[str, float]:
-    """What a checkpoint can be chosen by without labels.
+    """Compute criteria that choose a checkpoint without labels.
 
     Arguments:
-        embeddings: (N, H), of the model in eval mode.
-        view1, view2: (N, H), the same sentences under two dropout masks; with them come ``alignment`` and
-            ``alignment_plus_uniformity``. One alone is an error: uniformity by itself is best at random directions,
-            alignment by itself at a collapsed space.
+        embeddings: (N, H), from the model in eval mode.
+        view1, view2: (N, H), the same sentences under two dropout masks, for ``alignment`` and
+            ``alignment_plus_uniformity``. Both or none: uniformity alone is best for random directions, alignment
+            alone for a collapsed space.
 
     Returns:
         ``uniformity`` (lower is better), ``effective_rank``, ``mean_cosine``, and with views ``alignment`` and

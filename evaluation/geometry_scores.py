@@ -1,4 +1,4 @@
-"""The geometry of an encoder on scored pairs: alignment, uniformity, anisotropy, cosines by gold rating.
+"""Measure an encoder's geometry on scored pairs: alignment, uniformity, anisotropy, cosines by gold rating.
 
 Shape suffixes: P pairs, D distinct sentences, H embedding size.
 """
@@ -25,13 +25,13 @@ _QUANTILES = (5, 25, 50, 75, 95)
 
 @dataclass(frozen=True)
 class GeometryOptions:
-    """How the geometry is measured.
+    """Options of the measurement.
 
     Arguments:
-        split: of STS-B, ``test`` (DiffCSE, Table 11) or ``dev`` (MSSE, Fig. 6).
+        split: split of STS-B, ``test`` (DiffCSE, Table 11) or ``dev`` (MSSE, Fig. 6).
         threshold: pairs with a higher gold score are the positives of alignment.
         text_form: ``tokenized`` as in SentEval, or ``raw``.
-        edges: of the groups of gold ratings, ascending.
+        edges: ascending edges of the groups of gold ratings.
     """
 
     split: str = "test"
@@ -50,17 +50,17 @@ class GeometryOptions:
 
 @dataclass(frozen=True)
 class GeometryScores:
-    """What :func:`geometry_suite` found.
+    """The scores of :func:`geometry_suite`.
 
     Arguments:
-        positives: pairs that alignment is over.
-        sentences: distinct sentences that the other scores are over.
+        positives: number of pairs that alignment is computed on.
+        sentences: number of distinct sentences that the other scores are computed on.
         alignment, uniformity, mean_cosine, effective_rank: as in ``csekit.evaluation.geometry``.
-        spearman: of the cosines with the gold scores, ×100.
-        ratings: one entry a group of gold ratings, see :func:`cosines_by_rating`.
+        spearman: Spearman of cosines and gold scores, ×100.
+        ratings: one entry per group of gold ratings, see :func:`cosines_by_rating`.
         cosines, gold: (P,).
-        truncated: sentences that were cut, None where the encoder does not say.
-        checksum: of the pairs.
+        truncated: number of sentences that were cut, None if the encoder does not report it.
+        checksum: sha256 of the pairs.
     """
 
     options: GeometryOptions
@@ -78,7 +78,7 @@ class GeometryScores:
     checksum: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For a results file; the cosines go beside it (``write_results``)."""
+        """Return JSON values for a results file; the cosines go beside it (``write_results``)."""
         options = self.options
         return {
             "set": f"STS-B {options.split}",
@@ -97,11 +97,11 @@ class GeometryScores:
         }
 
     def similarities(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Cosine and gold score of every pair, as ``write_results`` takes them."""
+        """Return cosine and gold score of every pair, as ``write_results`` takes them."""
         return {f"STS-B {self.options.split}": (self.cosines, self.gold)}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Head and rows for a terminal: what, over how many, value."""
+        """Return head and rows for a terminal: score, number of pairs or sentences, value."""
         pairs, sentences = f"{self.positives} pairs", f"{self.sentences} sentences"
         rows = [
             ["alignment", pairs, f"{self.alignment:.3f}"],
@@ -120,8 +120,8 @@ def geometry_suite(
 ) -> GeometryScores:
     """Measure an encoder's space on STS-B.
 
-    Alignment is over the pairs with a gold score above the threshold (231 of test above 4), the other scores over all
-    distinct sentences of the split.
+    Alignment uses the pairs with a gold score above the threshold (231 of test above 4), the other scores all distinct
+    sentences of the split.
 
     Arguments:
         encoder, data_dir: as for ``evaluate_sts`` and ``load_sts``.
@@ -137,7 +137,7 @@ def geometry_suite(
 def measure_geometry(
     encoder: Encoder, task: STSTask, options: GeometryOptions, progress: bool = False
 ) -> GeometryScores:
-    """:func:`geometry_suite` of a loaded set."""
+    """Score a loaded set as :func:`geometry_suite` does."""
     (pairs,) = task.subsets
     positives = positive_pairs(pairs, options.threshold)
     embedded = EmbeddedPairs(encoder, [pairs], progress)
@@ -157,7 +157,7 @@ def measure_geometry(
 
 
 def positive_pairs(pairs: Pairs, threshold: float) -> np.ndarray:
-    """Places of the pairs with a gold score above the threshold. Raises ValueError where there is none."""
+    """Return the indices of pairs with a gold score above the threshold. Raises ValueError if there are none."""
     places = np.flatnonzero(pairs.scores > threshold)
     if not len(places):
         raise ValueError(
@@ -168,7 +168,7 @@ def positive_pairs(pairs: Pairs, threshold: float) -> np.ndarray:
 
 
 def space_scores(embedded: EmbeddedPairs, pairs: Pairs, threshold: float) -> dict[str, float]:
-    """``alignment`` of the positives; ``uniformity``, ``mean_cosine``, ``effective_rank`` of all sentences."""
+    """Return ``alignment`` of the positives; ``uniformity``, ``mean_cosine``, ``effective_rank`` of all sentences."""
     places = positive_pairs(pairs, threshold)
     first_PH, second_PH = embedded.sides(pairs)
     return {
@@ -180,7 +180,7 @@ def space_scores(embedded: EmbeddedPairs, pairs: Pairs, threshold: float) -> dic
 
 
 def rating_groups(gold: np.ndarray, edges: Sequence[float] = EDGES) -> list[np.ndarray]:
-    """Places of the pairs of each group [a, b); the last group holds its upper edge.
+    """Return the indices of the pairs in each group [a, b); the last group includes its upper edge.
 
     Raises:
         ValueError: a gold score outside the edges.
@@ -194,14 +194,14 @@ def rating_groups(gold: np.ndarray, edges: Sequence[float] = EDGES) -> list[np.n
 
 
 def cosines_by_rating(cosines: np.ndarray, gold: np.ndarray, edges: Sequence[float] = EDGES) -> list[dict[str, Any]]:
-    """The distribution of cosines within each group of gold ratings.
+    """Describe the distribution of cosines in each group of gold ratings.
 
     Arguments:
         cosines, gold: (P,).
 
     Returns:
-        for each group ``from``, ``to``, ``n``, ``mean``, ``std`` and ``quantiles`` (5, 25, 50, 75, 95 %); None where
-        the group is empty.
+        for each group ``from``, ``to``, ``n``, ``mean``, ``std`` and ``quantiles`` (5, 25, 50, 75, 95 %); the last
+        three are None if the group is empty.
     """
     found = []
     for i, places in enumerate(rating_groups(gold, edges)):

@@ -1,4 +1,4 @@
-"""Pairs for a dev set of one's own: sentences of a corpus, spread over cosine (the scores: ``score_file``).
+"""Draw sentence pairs for a dev set of one's own, spread evenly over cosine; ``score_file`` stores their scores.
 
 Shape suffixes: P candidate pairs, H embedding size.
 """
@@ -25,22 +25,22 @@ def draw_pairs(
     partners: int = 20,
     progress: bool = False,
 ) -> list[tuple[str, str]]:
-    """Pairs of sentences whose cosines under the encoder are spread evenly between the lowest and the highest found.
+    """Draw pairs of sentences whose cosines are spread evenly between the lowest and the highest found.
 
-    Two sentences drawn at random are hardly ever alike. The candidates are therefore each sentence with its nearest
-    neighbours and with some partners at random; of them, the pair nearest to each of ``n`` evenly spaced cosines is
-    taken, one with sentences not yet used if there is any. The order is random, so that it says nothing.
+    Two random sentences are hardly ever similar. The candidates are therefore each sentence with its nearest
+    neighbours and with some random partners. For each of ``n`` evenly spaced cosines the nearest candidate is taken,
+    if possible one whose sentences are not used yet. The pairs are returned in random order.
 
     Arguments:
         encoder: as ``embed`` takes it.
         sentences: the corpus; white space is normalised, equal sentences count once.
         n: pairs.
         seed: the same seed, corpus and encoder give the same pairs.
-        pool: sentences that are looked at, drawn from the corpus.
-        neighbors, partners: candidates of each sentence of the pool.
+        pool: number of sentences drawn from the corpus as candidates.
+        neighbors, partners: number of nearest and of random candidates per sentence.
 
     Returns:
-        n pairs, no pair twice (nor turned round), no pair of equal sentences.
+        n pairs, without repeated or reversed pairs and without pairs of equal sentences.
 
     Raises:
         ValueError: the corpus holds too few distinct sentences for n pairs.
@@ -71,7 +71,7 @@ def draw_pairs(
 def _candidates(
     embeddings_NH: np.ndarray, rng: np.random.Generator, neighbors: int, partners: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(P,) and (P,): the distinct pairs i < j; all of them where the pool is small."""
+    """Return the distinct candidate pairs i < j, (P,) each; all pairs if the pool is small."""
     size = len(embeddings_NH)
     if size <= neighbors + partners or size * (neighbors + partners) // 2 < n:
         return np.triu_indices(size, 1)
@@ -85,7 +85,7 @@ def _candidates(
 
 
 def _spread(cosines_P: np.ndarray, first_P: np.ndarray, second_P: np.ndarray, n: int) -> np.ndarray:
-    """(n,) candidates nearest to evenly spaced cosines, those with unused sentences first."""
+    """Return the (n,) candidates nearest to evenly spaced cosines, preferring unused sentences."""
     order = np.argsort(cosines_P, kind="stable")
     values = cosines_P[order]
     used: set[int] = set()

@@ -1,4 +1,4 @@
-"""Spearman as an ``evaluate`` metric that needs no network (``evaluate.load`` fetches even core metrics)."""
+"""Spearman as an ``evaluate`` metric that needs no network (``evaluate.load`` downloads even core metrics)."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from csekit.evaluation.pairs import check_scores
 
 
 class STSSpearman(evaluate.Metric):
-    """``STSSpearman().compute(predictions=similarities, references=gold)`` gives ``{"spearman": ×100}``."""
+    """Compute Spearman ×100: ``STSSpearman().compute(predictions=similarities, references=gold)["spearman"]``."""
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(

@@ -1,6 +1,6 @@
-"""mteb on both sides: any encoder as a model of ``mteb.evaluate``, and local files as its tasks, without a network.
+"""Connect to mteb: any encoder as a model for ``mteb.evaluate``, and local files as its tasks, without a network.
 
-mteb is imported when something is used, not before: it is in the extra ``mteb``.
+mteb is in the extra ``mteb`` and is imported on first use.
 """
 
 import csv
@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from sklearn.exceptions import ConvergenceWarning
 
 from csekit.encoding.encoder import Encoder, TextEncoder, embed, weights_digest
 from csekit.evaluation.pairs import read_lines
-from csekit.evaluation.retrieval_data import Collection
+from csekit.evaluation.retrieval import in_role, own_similarity
+from csekit.evaluation.retrieval_data import Collection, load_beir
 from csekit.evaluation.sts_data import STSTask
 
-#: Our sets to mteb's tasks, whose protocol they follow.
+#: Our sets to mteb's tasks with the same protocol.
 _STS_TASKS = {"STS-B": "STSBenchmark", "STS-B-dev": "STSBenchmark", "SICK-R-trial": "SICK-R", "SICK-R-all": "SICK-R"}
 BANKING77_COUNTS = {"train": 10_003, "test": 3_080}
 
@@ -38,16 +40,16 @@ def _mteb() -> Any:
 
 
 class MTEBEncoder:
-    """An encoder as ``mteb.evaluate`` takes it: ``mteb.evaluate(MTEBEncoder(encoder), tasks)``.
+    """Wrap an encoder for mteb: ``mteb.evaluate(MTEBEncoder(encoder), tasks)``.
 
-    It follows mteb's encoder protocol: cosine similarity, no prompts (an encoder's own template stays), the encoder's
-    own batch size.
+    The model's own prompts and similarity are used: the prompt that mteb chooses for the task, else the model's for
+    queries or documents. The encoder keeps its template and its batch size.
 
     Arguments:
         encoder: a ``TextEncoder`` (``load_encoder``), a SentenceTransformer, or any function ``texts -> (N, H)``.
-        name: ``organisation/model`` in mteb's results; ``csekit/`` and the encoder's own name by default.
-        revision: with the name, what mteb keeps results under. By default the sha256 of weights and settings of a
-            ``TextEncoder``, else an id that no other object has: one encoder never gets another's kept scores.
+        name: ``organisation/model`` in mteb's results. None: ``csekit/`` and the encoder's own name.
+        revision: mteb keeps results by name and revision. None: the sha256 of weights and settings of a
+            ``TextEncoder``, else a unique id, so that mteb never returns another encoder's scores.
 
     Raises:
         ValueError: a name without ``/``.
@@ -62,40 +64,71 @@ class MTEBEncoder:
             raise ValueError(f"name must be 'organisation/model', got {name!r}")
         self.name = name
         self.revision = revision or (fingerprint(encoder) if isinstance(encoder, TextEncoder) else uuid.uuid4().hex)
+        self.similarity_fn_name = own_similarity(encoder)
         self._meta: Any = None
 
-    def encode(self, inputs: Iterable[dict[str, Any]], **kwargs: Any) -> np.ndarray:
-        """(N, H) float32 of mteb's batches, dicts with a list ``text``. What else mteb says changes nothing."""
+    def encode(
+        self, inputs: Iterable[dict[str, Any]], *, task_metadata: Any = None, prompt_type: Any = None, **kwargs: Any
+    ) -> np.ndarray:
+        """Return (N, H) float32 of mteb's batches, dicts with a list ``text``.
+
+        Arguments:
+            task_metadata, prompt_type: choose the prompt, by mteb's own order: task and role, task, type of task and
+                role, type of task, role.
+        """
         texts = [text for batch in inputs for text in batch["text"]]
-        return embed(self.encoder, texts, progress=bool(kwargs.get("show_progress_bar", False)))
+        role = getattr(prompt_type, "value", prompt_type)
+        encoder = in_role(self.encoder, role)
+        prompts = getattr(self.encoder, "prompts", None)
+        if prompts and task_metadata is not None:
+            from mteb.models.abs_encoder import get_prompt_name
+
+            name = get_prompt_name(dict(prompts), task_metadata, prompt_type)
+            if name is not None and isinstance(self.encoder, TextEncoder):
+                encoder = self.encoder.for_role(role, prompts[name])
+            elif name is not None:
+                encoder = partial(getattr(encoder, "encode", encoder), prompt=prompts[name])
+        return embed(encoder, texts, progress=bool(kwargs.get("show_progress_bar", False)))
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """(N, M) cosine similarities."""
-        return _unit(embeddings1) @ _unit(embeddings2).T
+        """Return the (N, M) similarities that the encoder was trained for, cosine by default."""
+        x_NH, y_MH = (self._rows(rows) for rows in (embeddings1, embeddings2))
+        if self.similarity_fn_name in ("cosine", "dot"):
+            return x_NH @ y_MH.T
+        return -torch.cdist(x_NH, y_MH, p=self._norm, compute_mode="donot_use_mm_for_euclid_dist")
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """(N,) cosine similarities of equal rows."""
-        return (_unit(embeddings1) * _unit(embeddings2)).sum(dim=-1)
+        """Return the (N,) similarities of equal rows."""
+        x_NH, y_NH = (self._rows(rows) for rows in (embeddings1, embeddings2))
+        if self.similarity_fn_name in ("cosine", "dot"):
+            return (x_NH * y_NH).sum(dim=-1)
+        return -torch.linalg.vector_norm(x_NH - y_NH, ord=self._norm, dim=-1)
+
+    @property
+    def _norm(self) -> float:
+        return 1.0 if self.similarity_fn_name == "manhattan" else 2.0
+
+    def _rows(self, embeddings: Any) -> torch.Tensor:
+        """Convert to (N, H) float32, with rows of length 1 for cosine."""
+        rows = torch.atleast_2d(torch.as_tensor(embeddings, dtype=torch.float32))
+        return torch.nn.functional.normalize(rows, dim=-1) if self.similarity_fn_name == "cosine" else rows
 
     @property
     def mteb_model_meta(self) -> Any:
-        """mteb's ``ModelMeta``: name, revision, length limit."""
+        """Return mteb's ``ModelMeta``: name, revision, similarity, length limit."""
         if self._meta is None:
             _mteb()
             from mteb.models.model_meta import ModelMeta, ScoringFunction
 
-            own = {"name": self.name, "revision": self.revision, "similarity_fn_name": ScoringFunction.COSINE}
+            own = {"name": self.name, "revision": self.revision}
+            own["similarity_fn_name"] = ScoringFunction(self.similarity_fn_name)
             own |= {"max_tokens": getattr(self.encoder, "max_length", None), "framework": ["PyTorch"]}
             self._meta = ModelMeta.create_empty(overwrites=own)
         return self._meta
 
 
-def _unit(embeddings: Any) -> torch.Tensor:
-    return torch.nn.functional.normalize(torch.atleast_2d(torch.as_tensor(embeddings, dtype=torch.float32)), dim=-1)
-
-
 def fingerprint(encoder: TextEncoder) -> str:
-    """sha256 over an encoder's weights and what else changes its embeddings."""
+    """Return the sha256 of an encoder's weights and of the settings that change its embeddings."""
     settings = {**encoder.describe(), "lowercase": encoder.lowercase}
     content = json.dumps({**settings, "weights": weights_digest(encoder.model)}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
@@ -103,7 +136,7 @@ def fingerprint(encoder: TextEncoder) -> str:
 
 @contextmanager
 def _own_random_state() -> Iterator[None]:
-    """mteb seeds Python, NumPy and torch when it makes a task; afterwards they go on as if it had not."""
+    """Restore the random states of Python, NumPy and torch, which mteb seeds when it makes a task."""
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     try:
         yield
@@ -114,7 +147,7 @@ def _own_random_state() -> Iterator[None]:
 
 
 def _task(official: str, name: str, dataset: Any) -> Any:
-    """An mteb task with local data, under a name of its own: mteb keeps scores by name."""
+    """Make an mteb task with local data. It has its own name, because mteb keeps scores by name."""
     with _own_random_state():
         task = _mteb().get_task(official)
     task.metadata = task.metadata.model_copy(update={"name": name, "superseded_by": None})
@@ -123,8 +156,8 @@ def _task(official: str, name: str, dataset: Any) -> Any:
 
 
 def mteb_sts_tasks(tasks: Sequence[STSTask]) -> list[Any]:
-    """STS sets of ``load_sts`` as tasks of mteb, named such as ``STS12-tokenized``. mteb's ``cosine_spearman`` of one
-    is our ``all`` / 100.
+    """Make mteb tasks from the STS sets of ``load_sts``, named such as ``STS12-tokenized``. mteb's
+    ``cosine_spearman`` equals our ``all`` / 100.
 
     Raises:
         ImportError: mteb is missing.
@@ -144,7 +177,7 @@ def mteb_sts_tasks(tasks: Sequence[STSTask]) -> list[Any]:
 
 
 def mteb_retrieval_task(collection: Collection) -> Any:
-    """A collection of ``load_beir`` as a task of mteb, named such as ``scifact-local``.
+    """Make an mteb task from a collection of ``load_beir``, named such as ``scifact-local``.
 
     Raises:
         ImportError: mteb is missing.
@@ -161,7 +194,7 @@ def mteb_retrieval_task(collection: Collection) -> Any:
 
 
 def read_banking77(data_dir: str | Path) -> dict[str, tuple[list[str], list[str]]]:
-    """Split to (texts, intents) of Banking77: ``train.csv`` and ``test.csv`` in ``banking77/``, or in ``data_dir``.
+    """Read Banking77 as split to (texts, intents): ``train.csv`` and ``test.csv`` in ``banking77/`` or ``data_dir``.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -194,7 +227,7 @@ def read_banking77(data_dir: str | Path) -> dict[str, tuple[list[str], list[str]
 
 
 def mteb_banking77_task(data_dir: str | Path) -> Any:
-    """Banking77 as mteb's task ``Banking77Classification``, from local files. Errors as ``read_banking77``."""
+    """Make mteb's task ``Banking77Classification`` from local files. Raises the errors of ``read_banking77``."""
     from datasets import Dataset, DatasetDict
 
     splits = read_banking77(data_dir)
@@ -206,9 +239,97 @@ def mteb_banking77_task(data_dir: str | Path) -> Any:
     return _task("Banking77Classification", "Banking77Classification-local", DatasetDict(data))
 
 
+def load_mteb_task(name: str, data_dir: str | Path | None = None) -> Any:
+    """Load a task of mteb with its data.
+
+    Arguments:
+        name: mteb's name, such as ``STS12`` or ``TwentyNewsgroupsClustering.v2``.
+        data_dir: folder; its ``banking77/`` is used for ``Banking77Classification``, its ``scifact/`` for
+            ``SciFact``. Other data come from the Hub.
+
+    Raises:
+        ImportError: mteb is missing.
+        ValueError: mteb has no such task.
+        OSError: the Hub cannot be reached, or lacks the data.
+    """
+    mteb = _mteb()
+    folder = None if data_dir is None else Path(data_dir).expanduser()
+    if folder is not None and name == "Banking77Classification" and (folder / "banking77").is_dir():
+        return mteb_banking77_task(folder)
+    if folder is not None and name == "SciFact" and (folder / "scifact").is_dir():
+        return mteb_retrieval_task(load_beir(folder / "scifact"))
+    with _own_random_state():
+        try:
+            task = mteb.get_task(name)
+        except KeyError:
+            raise ValueError(f"mteb has no task {name!r}") from None
+        try:
+            task.load_data()
+        except Exception as error:  # mteb, datasets and the Hub's client have many
+            reason = " ".join(str(error).split())[:200]
+            raise OSError(f"mteb cannot load {name}: {reason or type(error).__name__}") from error
+    return task
+
+
+@dataclass(frozen=True)
+class MTEBScores:
+    """The scores of one mteb task.
+
+    Arguments:
+        name: name of the task.
+        metric: name of its main score.
+        main_score: mean over its splits and subsets, ×100.
+        splits: split to one mapping of metrics per subset, as mteb gives them (fractions).
+        source: the data: path and revision on the Hub; mteb's version.
+    """
+
+    name: str
+    metric: str
+    main_score: float
+    splits: dict[str, list[dict[str, Any]]]
+    source: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values for a results file."""
+        return {**vars(self)}
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Return head and rows for a terminal."""
+        return ["mteb x100", "metric", "main score"], [[self.name, self.metric, f"{self.main_score:.2f}"]]
+
+
+def evaluate_mteb(encoder: Encoder, task: Any, progress: bool = False) -> MTEBScores:
+    """Score an encoder on a task of ``load_mteb_task`` by mteb's own protocol.
+
+    Raises:
+        ImportError: mteb is missing.
+        ValueError: what ``embed`` raises.
+    """
+    mteb = _mteb()
+    model = MTEBEncoder(encoder, name="csekit/encoder", revision="unused: mteb keeps nothing")
+    with _own_random_state(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # 100 iterations are mteb's protocol
+        (result,) = mteb.evaluate(model, task, cache=None, show_progress_bar=progress).task_results
+    kept = {
+        split: [
+            {name: value for name, value in row.items() if isinstance(value, int | float | str)} for row in subsets
+        ]
+        for split, subsets in result.scores.items()
+    }
+    main = [row["main_score"] for subsets in kept.values() for row in subsets]
+    data = {key: task.metadata.dataset.get(key) for key in ("path", "revision")}
+    return MTEBScores(
+        task.metadata.name,
+        task.metadata.main_score,
+        100 * float(np.mean(main)),
+        kept,
+        {**data, "mteb": mteb.__version__},
+    )
+
+
 @dataclass(frozen=True)
 class ClassificationScores:
-    """Accuracy and macro F1 ×100, means over ``experiments``; the accuracy of each of them; what the data is."""
+    """Accuracy and macro F1 ×100, means over ``experiments``; their accuracies; size and checksum of the data."""
 
     name: str
     accuracy: float
@@ -218,16 +339,16 @@ class ClassificationScores:
     checksum: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For a results file."""
+        """Return JSON values for a results file."""
         return {name: getattr(self, name) for name in ("accuracy", "f1", "experiments", "n", "checksum")}
 
 
 def banking77(encoder: Encoder, data_dir: str | Path) -> ClassificationScores:
-    """Banking77 by mteb's protocol (MSSE, Fig. 5): ten logistic regressions on eight examples an intent each, drawn
-    with a fixed seed; accuracy on the 3,080 test questions.
+    """Score Banking77 by mteb's protocol (MSSE, Fig. 5): ten logistic regressions, each on eight examples per intent
+    drawn with a fixed seed; accuracy on the 3,080 test questions.
 
     Raises:
-        ImportError: mteb is missing; said before anything is read or encoded.
+        ImportError: mteb is missing; raised before anything is read or encoded.
         FileNotFoundError, ValueError: as ``read_banking77``, and what ``embed`` raises.
     """
     mteb = _mteb()

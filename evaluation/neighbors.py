@@ -1,4 +1,4 @@
-"""Nearest neighbours of the same queries under several encoders, side by side (DiffCSE Table 9, MSSE Table 8)."""
+"""Find nearest neighbours of the same queries under several encoders (DiffCSE Table 9, MSSE Table 8)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class QueryNeighbors:
     found: tuple[tuple[Neighbor, ...], ...]
 
     def shared(self) -> set[str]:
-        """The sentences that every encoder found."""
+        """Return the sentences that every encoder found."""
         return set.intersection(*({neighbor.sentence for neighbor in side} for side in self.found))
 
 
@@ -43,17 +43,17 @@ def nearest_neighbors(
     block_size: int = BLOCK_DOCUMENTS,
     progress: bool = False,
 ) -> list[QueryNeighbors]:
-    """The k sentences of the corpus of highest cosine with each query, under each encoder.
+    """Find the k sentences of the corpus with the highest cosine to each query, under each encoder.
 
-    Each encoder sees each distinct text once. The search is exact; equal cosines come in the corpus's order.
+    Each encoder encodes each distinct text once. The search is exact; equal cosines come in the order of the corpus.
 
     Arguments:
         encoders: one or more, as ``embed`` takes them.
         corpus: sentences; white space is normalised, equal ones count once.
-        queries: any texts, of the corpus or not.
-        k: neighbours of a query; a smaller corpus gives fewer.
-        keep_equal: keep a sentence that equals the query as its neighbour. By default it is left out.
-        block_size: corpus rows that are compared at a time, see ``search_blocks``.
+        queries: any texts, from the corpus or not.
+        k: number of neighbours per query; a smaller corpus gives fewer.
+        keep_equal: keep a neighbour that equals the query. By default it is excluded.
+        block_size: number of corpus rows compared at a time, see ``search_blocks``.
 
     Raises:
         ValueError: no encoders, no queries, ``k`` below 1, a corpus that leaves no neighbour, or what ``embed``
@@ -90,18 +90,18 @@ def nearest_neighbors(
 
 
 def shared_fraction(answers: Sequence[QueryNeighbors]) -> float:
-    """Which part of a query's neighbours all encoders agree on, as a mean over the queries."""
+    """Return the fraction of a query's neighbours that all encoders found, averaged over the queries."""
     return float(np.mean([len(answer.shared()) / len(answer.found[0]) for answer in answers]))
 
 
 def write_neighbors(
     path: str | Path, answers: Sequence[QueryNeighbors], names: Sequence[str], about: Mapping[str, Any]
 ) -> Path:
-    """Write the answers: all of it as JSON, or a TSV with a line a neighbour (query, model, rank, cosine, sentence).
+    """Write the answers as JSON, or as TSV with one line per neighbour (query, model, rank, cosine, sentence).
 
     Arguments:
-        path: ends in .json or .tsv.
-        names: of the encoders.
+        path: path that ends in .json or .tsv.
+        names: names of the encoders.
         about: further fields of the JSON file.
 
     Raises:

@@ -1,9 +1,9 @@
-"""Scored sentence pairs, and a reader for anybody's own file of them."""
+"""Scored sentence pairs, and readers for TSV and CSV files."""
 
 import csv
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ class Pairs:
     """N sentence pairs with gold scores.
 
     Arguments:
-        name: of the set or sub-corpus.
+        name: name of the set or sub-corpus.
         sentences1, sentences2: N strings each.
         scores: (N,) float64, any scale, higher = more similar.
         path: the file they come from.
@@ -34,7 +34,7 @@ class Pairs:
 
 
 def digest(subsets: Sequence[Pairs]) -> str:
-    """sha256 over sentences and scores: the same for the same pairs, whatever file layout they came from."""
+    """Return the sha256 of sentences and scores: equal for equal pairs, independent of the file's layout."""
     state = hashlib.sha256()
     for pairs in subsets:
         for first, second, score in zip(pairs.sentences1, pairs.sentences2, pairs.scores, strict=True):
@@ -43,19 +43,19 @@ def digest(subsets: Sequence[Pairs]) -> str:
 
 
 def normal(text: str) -> str:
-    """White space as the field's evaluation code leaves it: one blank between words, none around."""
+    """Normalise white space as SentEval does: one blank between words, none around them."""
     return " ".join(text.split())
 
 
 def read_lines(path: str | Path, encoding: str = "utf-8-sig") -> list[str]:
-    """Lines of a UTF-8 file without their ends (LF or CRLF), a byte order mark and the last empty line dropped.
+    """Read the lines of a UTF-8 file without line ends (LF or CRLF), byte order mark and last empty line.
 
     Arguments:
-        encoding: another one than UTF-8: ``latin-1``, in which any byte is a character.
+        encoding: another encoding, such as ``latin-1``, in which any byte is a character.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not UTF-8; names file and line.
+        ValueError: not UTF-8; the message names file and line.
     """
     path = Path(path)
     if not path.is_file():
@@ -73,7 +73,7 @@ def read_lines(path: str | Path, encoding: str = "utf-8-sig") -> list[str]:
 
 
 def parse_score(text: str, where: str) -> float:
-    """The score as a float. Raises ValueError with ``where`` in front: no number, or not finite."""
+    """Parse a score. Raises ValueError that starts with ``where`` if it is no number or not finite."""
     try:
         score = float(text)
     except ValueError:
@@ -84,7 +84,7 @@ def parse_score(text: str, where: str) -> float:
 
 
 def _rows(path: Path, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
-    """(line number, fields) of each line that is not blank."""
+    """Yield (line number, fields) of each line that is not blank."""
     lines = read_lines(path)
     delimiter = delimiter or ("\t" if lines and "\t" in lines[0] else ",")
     if delimiter == "\t":
@@ -101,8 +101,8 @@ def _rows(path: Path, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
         raise ValueError(f"{path}, line {reader.line_num}: not CSV: {error}") from error
 
 
-def _positions(path: Path, header: list[str] | None, columns: dict[str, Column]) -> dict[str, int]:
-    """Argument name to 0-based column number."""
+def _positions(path: Path, header: list[str] | None, columns: Mapping[str, Column]) -> dict[str, int]:
+    """Map argument name to 0-based column number."""
     positions = {}
     for argument, column in columns.items():
         if isinstance(column, int):
@@ -126,13 +126,13 @@ def read_pairs(
     delimiter: str | None = None,
     name: str | None = None,
 ) -> Pairs:
-    """Scored pairs from a TSV or CSV file.
+    """Read scored pairs from a TSV or CSV file.
 
     Arguments:
         sentence1, sentence2, score: column names (the first line is the header then), or numbers from 0 (no header).
-        delimiter: None: a tab where the first line holds one, else a comma. Tab-separated files have no quoting;
-            others are CSV with its double quotes.
-        name: of the set; the file's name by default.
+        delimiter: None: a tab if the first line holds one, else a comma. Tab-separated files have no quoting; others
+            are CSV with double quotes.
+        name: name of the set; the file's name by default.
 
     Raises:
         FileNotFoundError: no such file.
@@ -140,16 +140,45 @@ def read_pairs(
             finite number, fewer than 3 pairs, or the same score everywhere.
     """
     path = Path(path)
-    columns: dict[str, Column] = {"sentence1": sentence1, "sentence2": sentence2, "score": score}
+    rows = read_columns(path, {"sentence1": sentence1, "sentence2": sentence2, "score": score}, delimiter=delimiter)
+    if not rows:
+        raise ValueError(f"{path}: must hold scored pairs, the file has none")
+    scores = [parse_score(row["score"], f"{where}, field score ({score!r})") for where, row in rows]
+    check_scores(np.array(scores), str(path))
+    first, second = (tuple(normal(row[side]) for _, row in rows) for side in ("sentence1", "sentence2"))
+    return Pairs(name or path.stem, first, second, np.array(scores), path=str(path))
+
+
+def header(path: str | Path, delimiter: str | None = None) -> list[str]:
+    """Read the column names in a TSV or CSV file's first line, empty if the file is."""
+    return [field.strip() for field in next(_rows(Path(path), delimiter), (1, []))[1]]
+
+
+def read_columns(
+    path: str | Path, columns: Mapping[str, Column], *, delimiter: str | None = None
+) -> list[tuple[str, dict[str, str]]]:
+    """Read columns of a TSV or CSV file.
+
+    Arguments:
+        columns: argument to column name (the first line is the header then), or to number from 0 (no header).
+        delimiter: as for ``read_pairs``.
+
+    Returns:
+        for each row its place (file and line) and argument to text.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: names file, line and field: not UTF-8, a missing column, an empty field.
+    """
+    path = Path(path)
     rows = list(_rows(path, delimiter))
     if not rows:
-        raise ValueError(f"{path}: must hold scored pairs, the file is empty")
-    header: list[str] | None = None
+        raise ValueError(f"{path}: must hold rows, the file is empty")
+    names: list[str] | None = None
     if any(isinstance(column, str) for column in columns.values()):
-        header = [field.strip() for field in rows.pop(0)[1]]
-    positions = _positions(path, header, columns)
-    found: dict[str, list[str]] = {argument: [] for argument in columns}
-    scores = []
+        names = [field.strip() for field in rows.pop(0)[1]]
+    positions = _positions(path, names, columns)
+    found = []
     for line, row in rows:
         for argument, position in positions.items():
             where = f"{path}, line {line}, field {argument} ({columns[argument]!r})"
@@ -157,18 +186,12 @@ def read_pairs(
                 raise ValueError(f"{where}: must be column {position + 1}, the line has {len(row)}")
             if not row[position].strip():
                 raise ValueError(f"{where}: must not be empty")
-            if argument == "score":
-                scores.append(parse_score(row[position], where))
-            else:
-                found[argument].append(normal(row[position]))
-    check_scores(np.array(scores), str(path))
-    return Pairs(
-        name or path.stem, tuple(found["sentence1"]), tuple(found["sentence2"]), np.array(scores), path=str(path)
-    )
+        found.append((f"{path}, line {line}", {argument: row[position] for argument, position in positions.items()}))
+    return found
 
 
 def check_scores(scores: np.ndarray, where: str) -> None:
-    """Raises ValueError where no rank correlation exists: fewer than 3 pairs, or the same score everywhere."""
+    """Raise ValueError if no rank correlation exists: fewer than 3 pairs, or the same score everywhere."""
     if len(scores) < 3:
         raise ValueError(f"{where}: must hold at least 3 scored pairs, got {len(scores)}")
     if np.all(scores == scores[0]):

@@ -1,4 +1,4 @@
-"""Pictures of embedding spaces, drawn from the results files of ``csekit geometry``."""
+"""Draw pictures of embedding spaces from the results files of ``csekit geometry``."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 Drawings = Mapping[str, "Callable[[Path], Figure]"]
 
 
-#: Where the files of ``csekit geometry`` lie below the results folder.
+#: Folder of ``csekit geometry``'s files below the results folder.
 GEOMETRY = Path("evaluation", "geometry")
 
 
 class NoResults(FileNotFoundError):
-    """The files that a picture is made of are not there (yet)."""
+    """The results files of a picture are missing."""
 
 
 def geometry_files(results_dir: Path) -> dict[Path, dict[str, Any]]:
-    """The files of ``csekit geometry`` with their contents, by Spearman on their pairs, the lowest first.
+    """Read the files of ``csekit geometry``, sorted by Spearman on their pairs, lowest first.
 
     Raises:
-        NoResults: there is none.
+        NoResults: there are none.
     """
     folder = Path(results_dir) / GEOMETRY
     found = {path: read_results(path) for path in sorted(folder.glob("*.json"))}
@@ -43,15 +43,15 @@ def draw_all(
 
     Arguments:
         known: picture name to the function that draws it from the folder of results.
-        results_dir: the folder of results files.
-        names: pictures of ``known``; none: all whose files are there.
+        results_dir: folder of results files.
+        names: names in ``known``. Empty: all pictures that have results files.
 
     Returns:
-        the files written, and for each picture that was left out the reason.
+        the written files, and the reason for each picture that was left out.
 
     Raises:
         ValueError: an unknown name.
-        NoResults: a picture that was named has no files.
+        NoResults: a named picture has no results files.
     """
     results_dir, output_dir = Path(results_dir), Path(output_dir)
     if not results_dir.is_dir():
@@ -78,7 +78,7 @@ def draw(
 
 
 def _of_one_set(contents: Iterable[Mapping[str, Any]]) -> str:
-    """The set that all were measured on. Raises ValueError for several."""
+    """Return the set that all were measured on. Raises ValueError for several sets."""
     sets = sorted({content["geometry"]["set"] for content in contents})
     if len(sets) > 1:
         raise ValueError(f"geometry results must be of one set to share a picture, got {' and '.join(sets)}")
@@ -86,7 +86,7 @@ def _of_one_set(contents: Iterable[Mapping[str, Any]]) -> str:
 
 
 def cosine_by_rating(results_dir: Path) -> "Figure":
-    """Violins of every encoder measured."""
+    """Draw the violins of all encoders."""
     files = geometry_files(results_dir)
     source = _of_one_set(files.values())
     models = {content["title"]: read_similarities(path)[source] for path, content in files.items()}
@@ -94,7 +94,7 @@ def cosine_by_rating(results_dir: Path) -> "Figure":
 
 
 def alignment_uniformity(results_dir: Path) -> "Figure":
-    """Every encoder measured."""
+    """Plot all encoders by alignment and uniformity."""
     files = geometry_files(results_dir)
     source = _of_one_set(files.values())
     rows = {content["title"]: content["geometry"] for content in files.values()}

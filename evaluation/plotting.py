@@ -1,7 +1,7 @@
-"""Drawing without a display and without global state: style, colours, markers, saving. matplotlib is loaded on use.
+"""Draw without a display and without global state: style, colours, markers, saving. matplotlib is loaded on use.
 
-Colours are those of Okabe & Ito (2008), told apart with any colour vision, without their yellow, faint on white. No
-two things differ by colour alone: a marker, a hatch, a line style or a name goes with each.
+Colours are those of Okabe & Ito (2008), which people with any colour vision can tell apart; their yellow is left out
+because it is faint on white. Colour is never the only difference: each item also has a marker, a hatch, a line style or a name.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,12 +41,12 @@ STYLE = {
     "hatch.linewidth": 0.6,
     "savefig.dpi": 150,
 }
-#: Bytes of a picture at most: pictures are committed with the documents.
+#: Maximum bytes of a picture: pictures are committed with the documents.
 MAX_BYTES = 300_000
 
 
 def load_matplotlib() -> Any:
-    """The module. Raises ImportError that names the extra where it is not installed."""
+    """Import matplotlib. Raises ImportError that names the extra if it is missing."""
     try:
         import matplotlib
     except ImportError as error:
@@ -55,7 +55,7 @@ def load_matplotlib() -> Any:
 
 
 def drawing(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, its figure drawn in the style of this module."""
+    """Decorate a function so that it draws in the style of this module."""
 
     @wraps(function)
     def styled(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -66,7 +66,7 @@ def drawing(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def panels(count: int, columns: int, width: float, height: float, **kwargs: Any) -> "tuple[Figure, list[Axes]]":
-    """A figure with ``count`` panels in rows of ``columns``; ``width`` and ``height`` of one panel, in inches.
+    """Make a figure with ``count`` panels in rows of ``columns``; ``width`` and ``height`` of a panel are in inches.
 
     Raises:
         ValueError: no panel.
@@ -88,7 +88,7 @@ def panels(count: int, columns: int, width: float, height: float, **kwargs: Any)
 
 
 def save_figure(figure: "Figure", path: str | Path, max_bytes: int | None = MAX_BYTES) -> Path:
-    """Write a PNG, whole or not at all, with 256 colours; the same figure gives the same bytes.
+    """Write a PNG atomically, with 256 colours; the same figure gives the same bytes.
 
     Raises:
         ValueError: another suffix than ``.png``, or more than ``max_bytes``.
@@ -112,7 +112,7 @@ def save_figure(figure: "Figure", path: str | Path, max_bytes: int | None = MAX_
 
 
 def label_points(axes: "Axes", xs: list[float], ys: list[float], names: list[str]) -> None:
-    """Names beside points, each where it covers neither a point nor a name placed before it."""
+    """Write names beside points, where each covers neither a point nor an earlier name."""
     figure: Any = axes.figure
     figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
@@ -144,12 +144,12 @@ def label_points(axes: "Axes", xs: list[float], ys: list[float], names: list[str
 
 
 def name_groups(axes: "Axes", points: np.ndarray, groups: np.ndarray, names: Sequence[str]) -> None:
-    """The name of each group on one of its points: the one with most of the group around it whose name covers no name
-    placed before. The narrowest groups come first; a name without a free place is left out.
+    """Write the name of each group on one of its points: the one in the densest part of the group where the name
+    covers no earlier name. The narrowest groups come first; a name without a free place is left out.
 
     Arguments:
         points: (M, 2).
-        groups: (M,) places in ``names``.
+        groups: (M,) indices into ``names``.
     """
     figure: Any = axes.figure
     figure.draw_without_rendering()
@@ -165,7 +165,7 @@ def name_groups(axes: "Axes", points: np.ndarray, groups: np.ndarray, names: Seq
         for point in crowded[group][1]:
             text = axes.annotate(names[group], point, ha="center", va="center", fontsize=6.5, bbox=_BOX)
             box = text.get_window_extent(renderer)
-            if box.x0 < axes.bbox.x0 or box.x1 > axes.bbox.x1:  # at the border: on the side where there is room
+            if box.x0 < axes.bbox.x0 or box.x1 > axes.bbox.x1:  # at the border: move the name to the inner side
                 text.set_horizontalalignment("left" if box.x0 < axes.bbox.x0 else "right")
                 box = text.get_window_extent(renderer)
             if not any(_shared(box.padded(2), other) for other in taken):
@@ -196,5 +196,5 @@ def _around(point: Any, radius: float) -> Any:
 
 
 def _shared(a: Any, b: Any) -> float:
-    """Area that two boxes share, in square pixels."""
+    """Return the area that two boxes share, in square pixels."""
     return max(0.0, min(a.x1, b.x1) - max(a.x0, b.x0)) * max(0.0, min(a.y1, b.y1) - max(a.y0, b.y0))

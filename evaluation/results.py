@@ -1,7 +1,8 @@
-"""Results files: JSON in a stable layout, the similarity of every pair in a small file beside it.
+"""Read and write results files: JSON in a stable layout, and the similarity of every pair in a file beside it.
 
-``NAME.json`` holds scores and environment; ``NAME.similarities.npz`` holds, for each task, the similarities as 16-bit
-steps between their lowest and highest value (so ranks survive) and the gold scores.
+``NAME.json`` holds scores and environment. ``NAME.similarities.npz`` holds similarities and gold scores of each task.
+Similarities are stored as float32, which is the precision that scores are computed with: ranks, ties and therefore
+Spearman are exactly those of the run. Files written before stored them in 16-bit steps; they are still read.
 """
 
 import hashlib
@@ -17,13 +18,16 @@ import numpy as np
 from csekit.encoding.provenance import write_atomically
 
 FORMAT = 1
+#: Steps of the similarities in files that older versions wrote.
 _STEPS = 65535
+#: Different gold scores that a file can hold.
+_LEVELS = 65536
 
 Similarities = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def _plain(value: Any, field: str = "results") -> Any:
-    """Numpy values to Python's, nan to null; a machine's path is an error."""
+    """Convert NumPy values to Python's and nan to null. Raises ValueError for an absolute path."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item, f"{field}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -44,55 +48,65 @@ def _plain(value: Any, field: str = "results") -> Any:
 
 
 def pack_similarities(similarities: Similarities) -> bytes:
-    """The compressed arrays of ``NAME.similarities.npz``: under 60 kB for the seven STS sets.
+    """Return the content of ``NAME.similarities.npz``: at most 6 bytes per pair and 1 kB, some 80 kB for the seven STS
+    sets.
 
-    All tasks in one array each, 16-bit numbers as a plane of high and a plane of low bytes: both compress better so.
+    All tasks share one array, and each byte of a number has its own plane: both compress better.
+
+    Raises:
+        ValueError: similarities that are not finite, or not one per gold score; over 65,536 different gold scores.
     """
-    steps, ranges, golds = [], [], []
+    found, golds = [], []
     for task, (values, gold) in similarities.items():
         values = np.asarray(values, dtype=np.float64)
         if values.ndim != 1 or len(values) != len(gold) or not np.isfinite(values).all():
             raise ValueError(f"similarities of {task} must be finite, one for each of {len(gold)} gold scores")
-        low, high = float(values.min()), float(values.max())
-        steps.append(np.rint((values - low) / ((high - low) / _STEPS or 1.0)))
-        ranges.append((low, high))
+        found.append(values.astype("<f4"))
         golds.append(np.asarray(gold, dtype=np.float64))
     levels, codes = np.unique(np.concatenate(golds), return_inverse=True)
+    if len(levels) > _LEVELS:
+        raise ValueError(f"gold scores must have at most {_LEVELS} different values, got {len(levels)}")
     stream = io.BytesIO()
     np.savez_compressed(
         stream,
         tasks=np.array(list(similarities)),
         sizes=np.array([len(gold) for gold in golds]),
-        ranges=np.array(ranges),
-        steps=_planes(np.concatenate(steps)),
+        similarities=_planes(np.concatenate(found)),
         levels=levels,
-        gold=_planes(codes),
+        gold=_planes(codes.astype("<u2")),
     )
     return stream.getvalue()
 
 
 def _planes(values: np.ndarray) -> np.ndarray:
-    """(N,) whole numbers below 65,536 to (2, N) bytes."""
-    whole = values.astype(np.uint16)
-    return np.stack([whole >> 8, whole & 255]).astype(np.uint8)
+    """Split (N,) little-endian numbers of b bytes into (b, N) bytes, the most significant first."""
+    return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), -1).T[::-1])
+
+
+def _joined(planes: np.ndarray, kind: str) -> np.ndarray:
+    """Join what ``_planes`` split."""
+    return np.ascontiguousarray(planes[::-1].T).view(kind).ravel()
 
 
 def unpack_similarities(data: bytes) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Task to (similarities, gold), float64; a similarity is off by at most 1/131070 of its task's range."""
+    """Map task to (similarities, gold), float64. In a file of 16-bit steps a similarity is off by at most 1/131070 of
+    its task's range."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    steps, codes = (arrays[name].astype(np.int64) for name in ("steps", "gold"))
-    steps, codes = 256 * steps[0] + steps[1], 256 * codes[0] + codes[1]
-    found, start = {}, 0
-    for task, size, (low, high) in zip(arrays["tasks"], arrays["sizes"], arrays["ranges"], strict=True):
-        part = slice(start, start + int(size))
-        found[str(task)] = (low + steps[part] * ((high - low) / _STEPS), arrays["levels"][codes[part]])
-        start = part.stop
-    return found
+    gold = arrays["levels"][_joined(arrays["gold"], "<u2")]
+    parts = np.split(np.arange(len(gold)), np.cumsum(arrays["sizes"])[:-1])
+    if "similarities" in arrays:
+        similarities = _joined(arrays["similarities"], "<f4").astype(np.float64)
+    else:
+        steps = _joined(arrays["steps"], "<u2")
+        ranges = zip(parts, arrays["ranges"], strict=True)
+        similarities = np.concatenate([low + steps[part] * ((high - low) / _STEPS) for part, (low, high) in ranges])
+    tasks = zip(arrays["tasks"], parts, strict=True)
+    return {str(task): (similarities[part], gold[part]) for task, part in tasks}
 
 
 def similarities_path(path: str | Path) -> Path:
-    """``NAME.similarities.npz`` beside ``NAME.json``."""
+    """Return the path of ``NAME.similarities.npz`` beside ``NAME.json``."""
     return Path(path).with_suffix(".similarities.npz")
 
 
@@ -102,18 +116,18 @@ def write_results(
     similarities: Similarities | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a results file, whole or not at all; sorted keys, six decimals (six digits below 1), nan as null.
+    """Write a results file atomically, with sorted keys, six decimals (six digits below 1), and nan as null.
 
     Arguments:
         path: ``NAME.json``.
-        results: JSON values. ``results["run"]`` says what was run (encoder, data, settings): a file whose ``run`` is
-            equal is replaced, any other existing file is kept.
-        similarities: task to (similarities, gold), for ``csekit compare``.
+        results: JSON values. ``results["run"]`` describes the run (encoder, data, settings): a file with an equal
+            ``run`` is replaced, any other existing file is kept.
+        similarities: task to (similarities, gold), for ``csekit compare``; stored as float32.
         overwrite: replace any file.
 
     Raises:
         FileExistsError: the file holds another run.
-        ValueError: a value that is not JSON, or a machine's path.
+        ValueError: a value that is not JSON, or an absolute path.
     """
     path = Path(path)
     if path.suffix != ".json":
@@ -137,7 +151,7 @@ def write_results(
 
 
 def read_results(path: str | Path) -> dict[str, Any]:
-    """The content of a results file.
+    """Read the content of a results file.
 
     Raises:
         FileNotFoundError: no such file.
@@ -158,7 +172,7 @@ def read_results(path: str | Path) -> dict[str, Any]:
 
 
 def read_similarities(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Task to (similarities, gold) of a results file ``NAME.json``.
+    """Read task to (similarities, gold) of a results file ``NAME.json``.
 
     Raises:
         FileNotFoundError: the file beside it is missing.

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from csekit.encoding.encoder import Encoder, embed
+from csekit.encoding.encoder import Encoder, TextEncoder, vectors
 from csekit.evaluation.pairs import Pairs, digest
 from csekit.evaluation.retrieval_data import Collection, CollectionGroup, load_beir
 from csekit.evaluation.search import search_blocks
-from csekit.evaluation.sts_data import load_sts
+from csekit.evaluation.sts_data import has_stsb, load_sts
 
-#: k of recall@k.
+#: The cut-offs k of recall@k.
 STSB_CUTOFFS = (1, 5, 10)
 BEIR_CUTOFFS = (1, 5, 10, 100)
-#: Documents that are encoded, searched and forgotten together.
+#: Documents that are encoded, searched and freed together.
 CHUNK = 50_000
-#: ``first``: only the first sentence of a pair asks (97 queries); ``both``: each of the two (194).
+#: ``first``: the first sentence of each pair is a query (97 queries); ``both``: each of the two is (194).
 DIRECTIONS = ("first", "both")
 #: Collections that ``retrieval_suite`` looks for in the data folder.
 SUITE_COLLECTIONS = ("scifact",)
@@ -30,15 +30,15 @@ SUITE_COLLECTIONS = ("scifact",)
 
 @dataclass(frozen=True)
 class RetrievalScores:
-    """A collection scored.
+    """The scores of one collection.
 
     Arguments:
-        name: of the collection.
+        name: name of the collection.
         metrics: such as ``ndcg@10``, ``recall@100``, ``mrr@10``: means over queries, ×100.
-        queries, documents: their numbers; of a group, the sums.
-        truncated: how many texts were cut at the encoder's limit, None where it does not say.
-        checksum: of the data.
-        parts: a group's collections; its metrics are the means of theirs.
+        queries, documents: their counts; a group has the sums.
+        truncated: number of texts cut at the encoder's limit, None if the encoder does not report it.
+        checksum: sha256 of the data.
+        parts: scores of a group's collections; the group's metrics are their means.
     """
 
     name: str
@@ -50,7 +50,7 @@ class RetrievalScores:
     parts: dict[str, "RetrievalScores"] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """For a results file."""
+        """Return JSON values for a results file."""
         content: dict[str, Any] = {
             "metrics": self.metrics,
             "queries": self.queries,
@@ -62,18 +62,35 @@ class RetrievalScores:
 
 
 class _Counting:
-    """``embed``, adding up how many texts were cut."""
+    """Encode texts in a role and add up how many were cut."""
 
     def __init__(self, encoder: Encoder, progress: bool) -> None:
-        self.encoder, self.progress = encoder, progress
+        self.encoders = {role: in_role(encoder, role) for role in (None, "query", "document")}
+        self.progress = progress
         self.truncated: int | None = None
 
-    def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        embeddings = embed(self.encoder, texts, self.progress)
-        cut = getattr(self.encoder, "truncated", None)
+    def __call__(self, texts: Sequence[str], role: str | None = None) -> Any:
+        embeddings = vectors(self.encoders[role], texts, self.progress)
+        cut = getattr(self.encoders[role], "truncated", None)
         if cut is not None:
             self.truncated = (self.truncated or 0) + cut
         return embeddings
+
+
+def in_role(encoder: Encoder, role: str | None) -> Encoder:
+    """Return the encoder for ``query`` or ``document`` texts, with the model's own prompts (E5, BGE): a
+    ``TextEncoder`` by ``for_role``, a SentenceTransformer by ``encode_query`` or ``encode_document``. An encoder
+    without roles, or no role, gives the encoder itself."""
+    if role is None:
+        return encoder
+    if isinstance(encoder, TextEncoder):
+        return encoder.for_role(role)
+    return getattr(encoder, f"encode_{role}", encoder)
+
+
+def own_similarity(encoder: Encoder) -> str:
+    """Return the similarity that the encoder was trained for (``similarity_fn_name``), cosine if it names none."""
+    return getattr(encoder, "similarity_fn_name", None) or "cosine"
 
 
 def stsb_retrieval(
@@ -84,15 +101,15 @@ def stsb_retrieval(
     text_form: str = "tokenized",
     progress: bool = False,
 ) -> RetrievalScores:
-    """Recall@1, 5, 10 of the other sentence of a pair among all 2,758 sentences of STS-B test.
+    """Search the other sentence of a pair among all 2,758 sentences of STS-B test, by cosine: recall@1, 5, 10.
 
-    The 97 pairs with gold score 5.0 ask. The query's own place is left out, by index; a sentence with the text of the
-    one that is sought counts as found, wherever it stands.
+    The queries come from the 97 pairs with gold score 5.0. The query's own row is excluded by index; any sentence with
+    the text of the target counts as found.
 
     Arguments:
         data_dir, text_form: as for ``load_sts``.
-        directions: ``first``: the first sentences ask, 97 queries (InfoCSE, Table 11); ``both``: first and second
-            ones, 194 queries (DiffCSE, Table 10).
+        directions: ``first``: the first sentences are the queries, 97 (InfoCSE, Table 11); ``both``: first and second
+            sentences are, 194 (DiffCSE, Table 10).
 
     Raises:
         ValueError: unknown ``directions``, or what ``load_sts`` and ``embed`` raise.
@@ -111,7 +128,7 @@ def _check_directions(directions: str) -> None:
 def score_pair_retrieval(
     encoder: Encoder, pairs: Pairs, directions: Sequence[str] = DIRECTIONS, progress: bool = False
 ) -> dict[str, RetrievalScores]:
-    """``stsb_retrieval`` over any pairs, in each of the directions: those with gold score 5.0 ask.
+    """Score ``stsb_retrieval`` on any pairs, in each direction; the pairs with gold score 5.0 give the queries.
 
     Raises:
         ValueError: no pair has gold score 5.0.
@@ -134,7 +151,7 @@ def score_pair_retrieval(
 
 
 def _rank(rows_k: np.ndarray, own: int, sought: str, texts: Sequence[str]) -> float:
-    """Place of the first sentence with the text that is sought, the query itself left out; infinity if not there."""
+    """Rank of the first sentence with the target's text, without the query itself; infinity if it is not there."""
     found = [texts[row] == sought for row in rows_k if row != own]
     return found.index(True) if True in found else float("inf")
 
@@ -144,37 +161,41 @@ def evaluate_retrieval(
     collection: Collection | CollectionGroup,
     *,
     recall_at: Sequence[int] = BEIR_CUTOFFS,
-    similarity: str = "cosine",
+    similarity: str | None = None,
     ignore_identical_ids: bool = False,
     chunk: int = CHUNK,
     device: str | torch.device | None = None,
     progress: bool = False,
 ) -> RetrievalScores:
-    """nDCG@10, MRR@10 and recall@k of exact search, by pytrec_eval.
+    """Search a collection exactly and score nDCG@10, MRR@10 and recall@k by pytrec_eval.
 
-    Documents are encoded ``chunk`` at a time, searched and forgotten: memory grows with the chunk, not with the corpus
-    (``search_blocks``). Equal scores are ranked as trec_eval ranks them, greater document id first. MRR@10 is
-    trec_eval's recip_rank of the first ten.
+    Queries and documents get the prompts that the encoder has for them (``in_role``). Documents are encoded ``chunk``
+    at a time, searched and freed: memory grows with the chunk, not with the corpus (``search_blocks``). Equal scores
+    are ranked as trec_eval ranks them, greater document id first. MRR@10 is trec_eval's recip_rank of the first ten.
 
     Arguments:
         encoder: a ``TextEncoder``, a SentenceTransformer, or any function ``texts -> (N, H)``. It cuts texts at its
-            own limit.
-        collection: of ``load_beir``.
-        ignore_identical_ids: a document with the query's id is not an answer (ArguAna, Quora).
-        similarity, device: as for ``search_blocks``.
+            own limit. An encoder that is fitted on texts (``fits_texts``) is fitted on the documents.
+        collection: from ``load_beir``.
+        similarity: as for ``search_blocks``. None: the encoder's own (``own_similarity``).
+        ignore_identical_ids: exclude the document with the query's id (ArguAna, Quora).
+        device: as for ``search_blocks``.
 
     Raises:
-        ImportError: pytrec_eval is missing; said before anything is encoded.
-        ValueError: ``recall_at`` or ``chunk`` below 1, or what ``embed`` and ``search_blocks`` raise.
+        ImportError: pytrec_eval is missing; raised before anything is encoded.
+        ValueError: ``recall_at`` or ``chunk`` below 1, or what ``vectors`` and ``search_blocks`` raise.
     """
-    trec = _pytrec_eval()
+    trec = require_pytrec_eval()
     for name, value in (("recall_at", min(recall_at, default=0)), ("chunk", chunk)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     if isinstance(collection, Collection):
+        if getattr(encoder, "fits_texts", False):
+            encoder = encoder.fitted(collection.documents)
         counting = _Counting(encoder, progress)
         top_k = max(10, *recall_at)
-        run = _run(counting, collection, top_k, similarity, ignore_identical_ids, chunk, device)
+        used = similarity or own_similarity(encoder)
+        run = _run(counting, collection, top_k, used, ignore_identical_ids, chunk, device)
         return RetrievalScores(
             collection.name,
             _metrics(trec, collection.qrels, run, recall_at),
@@ -213,7 +234,8 @@ def _mean_of_parts(group: CollectionGroup, parts: dict[str, RetrievalScores]) ->
     )
 
 
-def _pytrec_eval() -> Any:
+def require_pytrec_eval() -> Any:
+    """Return the module pytrec_eval. Raises ImportError with the extra to install."""
     try:
         import pytrec_eval
     except ImportError as error:
@@ -230,13 +252,13 @@ def _run(
     chunk: int,
     device: str | torch.device | None,
 ) -> dict[str, dict[str, float]]:
-    """Query id to document id to score, ``top_k`` documents each."""
+    """Map query id to document id to score, ``top_k`` documents each."""
     order = sorted(range(len(collection.documents)), key=lambda i: collection.document_ids[i], reverse=True)
-    queries_QH = counting(collection.queries)
+    queries_QH = counting(collection.queries, "query")
 
-    def blocks() -> Iterator[np.ndarray]:
+    def blocks() -> Iterator[Any]:
         for start in range(0, len(order), chunk):
-            yield counting([collection.documents[i] for i in order[start : start + chunk]])
+            yield counting([collection.documents[i] for i in order[start : start + chunk]], "document")
 
     wanted = top_k + ignore_identical_ids
     scores_Qk, rows_Qk = search_blocks(queries_QH, blocks(), wanted, similarity=similarity, device=device)
@@ -252,7 +274,7 @@ def _run(
 def _metrics(
     trec: Any, qrels: dict[str, dict[str, int]], run: dict[str, dict[str, float]], recall_at: Sequence[int]
 ) -> dict[str, float]:
-    """Means over the queries, ×100."""
+    """Average the metrics over the queries, ×100."""
     cuts = ",".join(str(k) for k in recall_at)
     rows = trec.RelevanceEvaluator(qrels, {"ndcg_cut.10", f"recall.{cuts}"}).evaluate(run)
     first_ten = {query: dict(list(found.items())[:10]) for query, found in run.items()}
@@ -270,16 +292,16 @@ def _metrics(
 
 @dataclass(frozen=True)
 class RetrievalSuiteScores:
-    """STS-B in both directions and the collections that were there."""
+    """The scores of STS-B in both directions and of collections, by name."""
 
     scores: dict[str, RetrievalScores]
 
     def to_dict(self) -> dict[str, Any]:
-        """Name to what ``RetrievalScores.to_dict`` says."""
+        """Map each name to its ``RetrievalScores.to_dict``."""
         return {name: scores.to_dict() for name, scores in self.scores.items()}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Head and rows for a terminal, a row for each collection."""
+        """Return head and rows for a terminal, one row per collection."""
         columns = list(dict.fromkeys(column for row in self.scores.values() for column in row.metrics))
         rows = [
             [name, str(row.queries), str(row.documents)]
@@ -291,21 +313,22 @@ class RetrievalSuiteScores:
 
 @dataclass(frozen=True)
 class RetrievalData:
-    """What ``retrieval_suite`` scores."""
+    """The data of ``retrieval_suite``: STS-B's test pairs (None: without them) and collections."""
 
-    pairs: Pairs
+    pairs: Pairs | None
     collections: list[Collection | CollectionGroup]
 
 
 def load_retrieval(
     data_dir: str | Path, text_form: str = "tokenized", collections: Sequence[str] | None = None
 ) -> RetrievalData:
-    """STS-B's test pairs, and collections in BEIR's format.
+    """Load STS-B's test pairs and collections in BEIR's format.
 
     Arguments:
-        data_dir: as for ``load_sts``; the collections are folders in it.
-        text_form: of STS-B.
-        collections: folders in ``data_dir``; by default those of ``SUITE_COLLECTIONS`` that exist.
+        data_dir: as for ``load_sts``; the collections are folders in it. If it has collections but no STS-B, only the
+            collections are loaded.
+        text_form: text form of STS-B.
+        collections: folders in ``data_dir``. None: those of ``SUITE_COLLECTIONS`` that exist.
 
     Raises:
         ImportError, FileNotFoundError, ValueError: as ``load_sts`` and ``load_beir``; pytrec_eval is not installed.
@@ -315,19 +338,21 @@ def load_retrieval(
     if names is None:
         names = [name for name in SUITE_COLLECTIONS if (root / name).is_dir()]
     if names:
-        _pytrec_eval()
-    pairs = load_sts(root, "STS-B", text_form)[0].subsets[0]
+        require_pytrec_eval()
+    pairs = load_sts(root, "STS-B", text_form)[0].subsets[0] if has_stsb(root) or not names else None
     return RetrievalData(pairs, [load_beir(root / name) for name in names])
 
 
 def retrieval_suite(encoder: Encoder, data: RetrievalData, progress: bool = False) -> RetrievalSuiteScores:
-    """STS-B retrieval in both directions, and the collections.
+    """Score STS-B retrieval in both directions, and the collections.
 
     Raises:
         ImportError, ValueError: as ``stsb_retrieval`` and ``evaluate_retrieval``.
     """
-    stsb = score_pair_retrieval(encoder, data.pairs, DIRECTIONS, progress)
-    scores = {f"STS-B, {stsb[direction].queries} queries": stsb[direction] for direction in DIRECTIONS}
+    scores: dict[str, RetrievalScores] = {}
+    if data.pairs is not None:
+        stsb = score_pair_retrieval(encoder, data.pairs, DIRECTIONS, progress).values()
+        scores |= {f"STS-B, {found.queries} queries": found for found in stsb}
     for collection in data.collections:
         scores[collection.name] = evaluate_retrieval(encoder, collection, progress=progress)
     return RetrievalSuiteScores(scores)

@@ -26,13 +26,14 @@ CQADUPSTACK = (
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents, queries, and which of the documents answer which query.
+    """Documents, queries and relevance judgements.
 
     Arguments:
-        name: of the collection.
-        document_ids, documents: N ids, and N texts: title and text joined by a blank.
-        query_ids, queries: Q ids and texts; only queries that have judgements.
-        qrels: query id to document id to grade; above 0 is relevant.
+        name: name of the collection.
+        document_ids, documents: N ids and N texts; a text is title and text joined by a blank.
+        query_ids, queries: Q ids and texts, of queries that have judgements.
+        qrels: query id to document id to grade; above 0 is relevant. A negative grade (Touché's spam) becomes 0, which
+            gives the same scores: pytrec_eval crashes on grades below −1.
     """
 
     name: str
@@ -42,8 +43,12 @@ class Collection:
     queries: tuple[str, ...]
     qrels: dict[str, dict[str, int]]
 
+    def __post_init__(self) -> None:
+        grades = {query: {key: max(0, grade) for key, grade in row.items()} for query, row in self.qrels.items()}
+        object.__setattr__(self, "qrels", grades)
+
     def checksum(self) -> str:
-        """sha256 over ids, texts and judgements."""
+        """Return the sha256 of ids, texts and judgements."""
         state = hashlib.sha256()
         for ids, texts in ((self.document_ids, self.documents), (self.query_ids, self.queries)):
             for key, text in zip(ids, texts, strict=True):
@@ -54,7 +59,7 @@ class Collection:
 
 @dataclass(frozen=True)
 class CollectionGroup:
-    """Several collections whose score is the mean of theirs, such as CQADupStack."""
+    """Several collections that are scored by the mean of their scores, such as CQADupStack."""
 
     name: str
     parts: tuple[Collection, ...]
@@ -64,7 +69,7 @@ class CollectionGroup:
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each line that is not blank, read one by one."""
+    """Yield (line number, object) of each line that is not blank."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with path.open("rb") as file:
@@ -102,7 +107,7 @@ def _field(record: dict[str, Any], name: str, where: str, *, required: bool = Tr
 
 
 def _texts(path: Path, titles: bool) -> dict[str, str]:
-    """Id to text of a corpus (``titles``) or of queries. A document may be empty, a query may not."""
+    """Map id to text, for a corpus (``titles``) or for queries. A document may be empty, a query may not."""
     found: dict[str, str] = {}
     for number, record in _records(path):
         where = f"{path}, line {number}"
@@ -125,7 +130,7 @@ def _qrels_path(folder: Path, split: str) -> Path:
 
 
 def _qrels(path: Path, documents: dict[str, str], queries: dict[str, str], missing: bool) -> dict[str, dict[str, int]]:
-    """Query id to document id to grade. A first line whose third column is ``score`` is a header."""
+    """Map query id to document id to grade. A first line whose third column is ``score`` is a header."""
     found: dict[str, dict[str, int]] = {}
     for number, raw in enumerate(path.read_bytes().splitlines(), 1):
         where = f"{path}, line {number}"
@@ -202,6 +207,6 @@ def load_beir(folder: str | Path, split: str = "test", *, allow_missing: bool = 
 
 
 def kind_and_cutoff(metric: str) -> tuple[str, int]:
-    """The order of metrics: recall@5 before recall@10."""
+    """Sort key of metrics: recall@5 comes before recall@10."""
     kind, _, cutoff = metric.partition("@")
     return kind, int(cutoff or 0)

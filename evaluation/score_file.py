@@ -1,6 +1,6 @@
-"""Scores of sentence pairs in a file that can be put down and taken up again.
+"""Store scores of sentence pairs in a file that an interrupted labelling can resume.
 
-Needs neither torch nor Transformers, so that going on with a half-done file is instant.
+The module needs neither torch nor Transformers, so that resuming is instant.
 """
 
 import hashlib
@@ -12,21 +12,21 @@ from typing import Any
 from csekit.encoding.provenance import write_atomically
 from csekit.evaluation.pairs import normal, parse_score, read_lines
 
-#: The scale of STS: from nothing in common to the same meaning.
+#: Highest score of the STS scale: the same meaning. 0: nothing in common.
 HIGHEST = 5.0
 
 
 class ScoreFile:
-    """The scores of drawn pairs, on disk after each answer: a TSV that training accepts as its dev set.
+    """The scores of drawn pairs, written to disk after each answer: a TSV that training accepts as its dev set.
 
-    Beside ``NAME.tsv`` lies ``NAME.pairs.json`` with all pairs in the order in which they are asked for; with it a
-    half-done file is taken up again without the encoder. Both are written whole or not at all.
+    ``NAME.pairs.json`` beside ``NAME.tsv`` holds all pairs in the order of the questions, so that labelling resumes
+    without the encoder. Both files are written atomically.
 
     Arguments:
-        path: of the TSV, with the columns ``sentence1``, ``sentence2`` and ``score``.
-        pairs: in the order in which they are asked for.
-        scores: of each pair, None where there is none yet.
-        origin: what the pairs were drawn from, as JSON values.
+        path: path of the TSV, with the columns ``sentence1``, ``sentence2`` and ``score``.
+        pairs: pairs in the order of the questions.
+        scores: score of each pair, None if it has none yet.
+        origin: source of the pairs, as JSON values.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class ScoreFile:
 
     @staticmethod
     def beside(path: str | Path) -> Path:
-        """``NAME.pairs.json`` beside ``NAME.tsv``."""
+        """Return the path of ``NAME.pairs.json`` beside ``NAME.tsv``."""
         return Path(path).with_suffix(".pairs.json")
 
     @classmethod
     def begin(cls, path: str | Path, pairs: Sequence[tuple[str, str]], origin: Mapping[str, Any]) -> "ScoreFile":
-        """New pairs without scores; they are on disk when this returns.
+        """Write new pairs without scores to disk.
 
         Raises:
-            FileExistsError: there is such a file.
+            FileExistsError: the file exists.
         """
         for old in (Path(path), cls.beside(path)):
             if old.exists():
@@ -62,10 +62,10 @@ class ScoreFile:
 
     @classmethod
     def resume(cls, path: str | Path, origin: Mapping[str, Any]) -> "ScoreFile | None":
-        """The file as it was left; None where nothing was begun.
+        """Read an unfinished file; None if there is none.
 
         Raises:
-            ValueError: the file was begun with something else, or does not hold what was written there.
+            ValueError: the file has another origin, or was changed.
         """
         path, beside = Path(path), cls.beside(path)
         if not beside.is_file():
@@ -98,7 +98,7 @@ class ScoreFile:
             self.scores[position[cells[0], cells[1]]] = check_score(cells[2], f"{where}, field score")
 
     def set(self, i: int, score: float) -> None:
-        """Give pair i a score from 0 to 5, in the place of an earlier one; it is on disk when this returns."""
+        """Set the score of pair i, from 0 to 5, replace an earlier one, and write the file."""
         self.scores[i] = check_score(repr(float(score)), "score")
         lines = ["\t".join(("sentence1", "sentence2", "score"))]
         for pair, value in zip(self.pairs, self.scores, strict=True):
@@ -107,12 +107,12 @@ class ScoreFile:
         write_atomically(self.path, ("\n".join(lines) + "\n").encode("utf-8"))
 
     def open(self) -> list[int]:
-        """The pairs without a score, in order."""
+        """Return the pairs without a score, in order."""
         return [i for i, score in enumerate(self.scores) if score is None]
 
 
 def check_score(text: str, where: str) -> float:
-    """A score from 0 to 5. Raises ValueError with ``where`` in front."""
+    """Parse a score from 0 to 5. Raises ValueError that starts with ``where``."""
     score = parse_score(text, where)
     if not 0 <= score <= HIGHEST:
         raise ValueError(f"{where}: must be from 0 to 5, got {text}")
@@ -120,5 +120,5 @@ def check_score(text: str, where: str) -> float:
 
 
 def corpus_digest(sentences: Sequence[str]) -> str:
-    """sha256 of the sentences, in order."""
+    """Return the sha256 of the sentences, in order."""
     return hashlib.sha256("\n".join(sentences).encode("utf-8")).hexdigest()

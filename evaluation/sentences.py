@@ -1,4 +1,4 @@
-"""Plain sentences from a text file: what nearest neighbours, labelling and reports work on."""
+"""Read plain sentences from a text file, for nearest neighbours, labelling and reports."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ from csekit.evaluation.pairs import normal, read_lines
 
 
 def read_sentences(path: str | Path, least: int = 1) -> list[str]:
-    """The distinct sentences of a UTF-8 text file, a line each, in the order of the file.
+    """Read the distinct sentences of a UTF-8 text file, one per line, in the order of the file.
 
-    White space is normalised, blank lines are dropped, and so is a sentence that came before.
+    White space is normalised; blank lines and repeated sentences are dropped.
 
     Raises:
         FileNotFoundError: no such file.
@@ -24,7 +24,7 @@ def read_sentences(path: str | Path, least: int = 1) -> list[str]:
 
 
 def draw_sentences(sentences: Sequence[str], n: int, seed: int = 0) -> list[str]:
-    """``n`` of the sentences, drawn by the seed, in their own order; all of them where there are no more."""
+    """Draw ``n`` sentences by the seed and keep their order; all of them if there are no more than ``n``."""
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
     if n >= len(sentences):

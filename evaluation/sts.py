@@ -1,4 +1,4 @@
-"""STS by cosine and Spearman: ``all``, ``mean`` and ``wmean``, each distinct sentence encoded once.
+"""Score STS sets by cosine and Spearman (``all``, ``mean``, ``wmean``); each distinct sentence is encoded once.
 
 Shape suffixes: P pairs of a set, D distinct sentences, H embedding size.
 """
@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 
 from csekit.encoding.encoder import Encoder, vectors
-from csekit.evaluation.correlation import cosine, pearson, spearman
+from csekit.evaluation.correlation import binary_scores, cosine, pearson, spearman
 from csekit.evaluation.pairs import Pairs, check_scores
 from csekit.evaluation.sts_data import STS_TASKS, STSTask
 
 
 @dataclass(frozen=True)
 class TaskScores:
-    """One STS set scored. Correlations are ×100.
+    """The scores of one STS set. Correlations are ×100.
 
     Arguments:
-        all: one Spearman over the concatenated sub-corpora, what the papers report.
-        mean, wmean: mean over sub-corpora, plain and weighted by their pairs.
+        all: one Spearman over the concatenated sub-corpora, as the papers report it.
+        mean, wmean: mean over sub-corpora, plain and weighted by their number of pairs.
         subsets: sub-corpus to ``{"spearman", "n"}``.
         similarities, gold: (P,) cosine and gold score of each pair, sub-corpora in order.
-        checksum: of the pairs.
+        checksum: sha256 of the pairs.
     """
 
     name: str
@@ -50,13 +50,13 @@ class TaskScores:
 
 @dataclass(frozen=True)
 class STSScores:
-    """Several STS sets scored.
+    """The scores of several STS sets.
 
     Arguments:
         tasks: name to scores.
         avg: mean of the seven ``all``, None unless all seven are there.
-        sentences: distinct sentences encoded.
-        truncated: how many of them were cut, None where the encoder does not say.
+        sentences: number of distinct sentences encoded.
+        truncated: number of them that were cut, None if the encoder does not report it.
         text_form: ``tokenized`` or ``raw``.
     """
 
@@ -67,7 +67,7 @@ class STSScores:
     text_form: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For a results file; the similarities go beside it (``write_results``)."""
+        """Return JSON values for a results file; the similarities go beside it (``write_results``)."""
         return {
             "tasks": {name: scores.to_dict() for name, scores in self.tasks.items()},
             "avg": self.avg,
@@ -77,11 +77,11 @@ class STSScores:
         }
 
     def similarities(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Task to (similarities, gold), as ``write_results`` takes them."""
+        """Map task to (similarities, gold), as ``write_results`` takes them."""
         return {name: (scores.similarities, scores.gold) for name, scores in self.tasks.items()}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Head and rows for a terminal: each task with its three aggregates, its sub-corpora below it, the Avg."""
+        """Return head and rows for a terminal: each task with its three aggregates, its sub-corpora, the Avg."""
         rows = []
         for name, task in self.tasks.items():
             rows.append([name, str(task.n), *(f"{value:.2f}" for value in (task.all, task.mean, task.wmean))])
@@ -96,7 +96,7 @@ class STSScores:
 
 
 def score_task(task: STSTask, similarities: Sequence[np.ndarray]) -> TaskScores:
-    """Scores of one set from the similarities of each of its sub-corpora."""
+    """Score one set from the similarities of its sub-corpora."""
     values = [100 * spearman(sim, pairs.scores) for sim, pairs in zip(similarities, task.subsets, strict=True)]
     counts = [len(pairs) for pairs in task.subsets]
     joined, gold = np.concatenate(similarities), np.concatenate([pairs.scores for pairs in task.subsets])
@@ -117,7 +117,7 @@ def score_task(task: STSTask, similarities: Sequence[np.ndarray]) -> TaskScores:
 
 
 class EmbeddedPairs:
-    """The distinct sentences of many pairs, embedded in one go.
+    """The embeddings of the distinct sentences of many pairs, encoded in one call.
 
     Attributes:
         rows: sentence to its row.
@@ -130,25 +130,25 @@ class EmbeddedPairs:
         self.embeddings_DH = vectors(encoder, list(distinct), progress)
 
     def sides(self, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-        """(P, H) of the first and of the second sentences."""
+        """Return the embeddings of the first and of the second sentences, (P, H) each."""
         first, second = ([self.rows[text] for text in texts] for texts in (pairs.sentences1, pairs.sentences2))
         return self.embeddings_DH[first], self.embeddings_DH[second]
 
     def similarities(self, pairs: Pairs) -> np.ndarray:
-        """(P,) cosines."""
+        """Return the cosine of each pair, (P,)."""
         return cosine(*self.sides(pairs))
 
 
 def evaluate_sts(encoder: Encoder, tasks: Sequence[STSTask], progress: bool = False) -> STSScores:
-    """Score an encoder on STS sets; all their distinct sentences are encoded in one go, or set by set for an encoder
-    that is fitted on the texts it is given (``fits_texts``, see ``csekit.evaluation.baselines``).
+    """Score an encoder on STS sets. All distinct sentences are encoded in one call; an encoder that is fitted on the
+    texts it gets (``fits_texts``, see ``csekit.evaluation.baselines``) encodes one set at a time.
 
     Arguments:
         encoder: a ``TextEncoder``, a SentenceTransformer, or any function ``texts -> (N, H)``.
         tasks: from ``load_sts`` or ``load_sts_hub``.
 
     Raises:
-        ValueError: no tasks, a task twice, mixed text forms, or what ``embed`` raises.
+        ValueError: no tasks, a task twice, mixed text forms, or what ``vectors`` raises.
     """
     names = [task.name for task in tasks]
     if not names or len(set(names)) < len(names):
@@ -174,20 +174,27 @@ def evaluate_sts(encoder: Encoder, tasks: Sequence[STSTask], progress: bool = Fa
 
 
 def evaluate_pairs(encoder: Encoder, pairs: Pairs, progress: bool = False) -> dict[str, float]:
-    """``{"spearman", "pearson", "n"}`` of any scored pairs, correlations ×100.
+    """Score an encoder on any scored pairs by cosine.
+
+    Returns:
+        ``spearman`` and ``pearson`` ×100 and ``n``; for scores of 0 and 1 also ``ap``, ``accuracy`` and ``threshold``
+        (``binary_scores``).
 
     Raises:
-        ValueError: fewer than 3 pairs, the same score everywhere, or what ``embed`` raises.
+        ValueError: fewer than 3 pairs, the same score everywhere, or what ``vectors`` raises.
     """
     check_scores(pairs.scores, pairs.path or pairs.name)
     return score_pairs(EmbeddedPairs(encoder, [pairs], progress), pairs)
 
 
 def score_pairs(embedded: EmbeddedPairs, pairs: Pairs) -> dict[str, float]:
-    """As ``evaluate_pairs``, of pairs that are embedded and checked already."""
+    """Score pairs as ``evaluate_pairs`` does; they are embedded and checked already."""
     similarities = embedded.similarities(pairs)
-    return {
+    scores = {
         "spearman": 100 * spearman(similarities, pairs.scores),
         "pearson": 100 * pearson(similarities, pairs.scores),
         "n": len(pairs),
     }
+    if set(pairs.scores.tolist()) == {0.0, 1.0}:
+        scores |= binary_scores(similarities, pairs.scores)
+    return scores

@@ -1,8 +1,8 @@
-"""The seven STS sets as files: SentEval's folders, tables with raw and tokenised text side by side, and the Hub.
+"""Read the seven STS sets: from SentEval's folders, from tables with raw and tokenised text, or from the Hub.
 
-What the files do that a reader must survive: gold files of STS15 and STS16 with a blank line for each pair that was
-never scored, a gold file without its input (STS13's SMT), ``sts-*.csv`` that is tab-separated with bare double quotes
-and 7 or 9 columns, no newline at the end, CRLF in one of three files of a set.
+Oddities of the files: gold files of STS15 and STS16 have a blank line for each pair that was never scored; one gold
+file has no input (STS13's SMT); ``sts-*.csv`` is tab-separated with bare double quotes and 7 or 9 columns; some files
+lack the last newline; one of three files of a set has CRLF.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -44,8 +44,8 @@ STS_TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 DEV_TASKS = ("STS-B-dev", "SICK-R-trial")
 TEXT_FORMS = ("tokenized", "raw")
 
-#: Task to (data set on the Hub, split, pairs). They hold raw text without sub-corpora; the Hub's SICK-R is the
-#: whole of SICK, not the test part of the papers, so it has a name of its own and does not enter the Avg.
+#: Task to (data set on the Hub, split, pairs). They hold raw text without sub-corpora. The Hub's SICK-R is all of
+#: SICK, not the papers' test part, so it has its own name and is not part of the Avg.
 HUB_DATASETS: dict[str, tuple[str, str, int]] = {
     "STS12": ("mteb/sts12-sts", "test", 3108),
     "STS13": ("mteb/sts13-sts", "test", 1500),
@@ -74,7 +74,8 @@ class STSTask:
 
 
 def resolve_tasks(tasks: str | Sequence[str], allowed: Iterable[str] = COUNTS) -> list[str]:
-    """Task names: ``"sts"`` is the seven, ``"dev"`` the two development sets, else names in a list or with commas.
+    """Return task names from ``"sts"`` (the seven), ``"dev"`` (the two development sets) or names, in a list or
+    separated by commas.
 
     Raises:
         ValueError: an unknown or repeated name.
@@ -92,13 +93,19 @@ def resolve_tasks(tasks: str | Sequence[str], allowed: Iterable[str] = COUNTS) -
 
 
 def check_count(found: int, expected: int, where: object) -> None:
-    """Raises ValueError that names the file, what is expected and what was found."""
+    """Raise ValueError with file, expected and found number of pairs if they differ."""
     if found != expected:
         raise ValueError(f"{where}: expected {expected} scored pairs, found {found}")
 
 
-def _find(data_dir: str | Path, part: str, folders: Sequence[str]) -> Path | None:
-    """The first of data_dir and its named folders that holds ``part``."""
+def has_stsb(data_dir: str | Path) -> bool:
+    """Return whether the folder holds STS-B, as SentEval's folder or as a table."""
+    senteval = find_folder(data_dir, "STS/STSBenchmark", ("", "senteval", "downstream"))
+    return senteval is not None or find_folder(data_dir, "stsb_test.tsv", ("", "sts_norm")) is not None
+
+
+def find_folder(data_dir: str | Path, part: str, folders: Sequence[str]) -> Path | None:
+    """Return the first of these folders of data_dir that holds ``part``, None if none does."""
     root = Path(data_dir).expanduser()
     return next((root / folder for folder in folders if (root / folder / part).exists()), None)
 
@@ -132,7 +139,7 @@ def _pairs(name: str, rows: Sequence[tuple[str, str, float]], path: Path | str) 
 
 
 def _table(path: Path, columns: tuple[int, int, int], header: bool) -> list[tuple[str, str, str]]:
-    """(sentence1, sentence2, score text) of a tab-separated file; bare quotes mean nothing."""
+    """Read (sentence1, sentence2, score text) of a tab-separated file; quotes have no meaning."""
     rows = []
     for i, line in enumerate(read_lines(path), 1):
         fields = line.split("\t")
@@ -145,13 +152,13 @@ def _table(path: Path, columns: tuple[int, int, int], header: bool) -> list[tupl
 
 
 def _scored(path: Path, rows: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, float]]:
-    """Rows with a gold score, as numbers."""
+    """Keep the rows with a gold score and parse it."""
     return [(a, b, parse_score(s, f"{path}, the pair {a!r}, field score")) for a, b, s in rows if s.strip()]
 
 
 def _sick(data_dir: str | Path, subset: str) -> Pairs:
     file = {"test": "SICK_test_annotated.txt", "trial": "SICK_trial.txt"}[subset]
-    root = _find(data_dir, "SICK", ("", "senteval", "downstream", "../senteval"))
+    root = find_folder(data_dir, "SICK", ("", "senteval", "downstream", "../senteval"))
     if root is None:
         raise FileNotFoundError(f"{Path(data_dir) / 'SICK' / file}: no such file")
     path = root / "SICK" / file
@@ -161,7 +168,7 @@ def _sick(data_dir: str | Path, subset: str) -> Pairs:
 
 
 def _from_table(folder: Path, name: str, text_form: str) -> tuple[Pairs, ...]:
-    """A task from the tables with raw and tokenised text side by side."""
+    """Read a task from the tables with raw and tokenised text side by side."""
     stsb = name.startswith("STS-B")
     subsets = COUNTS[name]
     path = folder / (f"stsb_{next(iter(subsets))}.tsv" if stsb else "sts12-16.tsv")
@@ -191,8 +198,8 @@ def _from_table(folder: Path, name: str, text_form: str) -> tuple[Pairs, ...]:
 def _load_task(data_dir: str | Path, name: str, text_form: str) -> STSTask:
     if name.startswith("SICK"):
         return STSTask(name, (_sick(data_dir, next(iter(COUNTS[name]))),), text_form)
-    senteval = _find(data_dir, "STS", ("", "senteval", "downstream"))
-    table = _find(data_dir, "sts12-16.tsv", ("", "sts_norm"))
+    senteval = find_folder(data_dir, "STS", ("", "senteval", "downstream"))
+    table = find_folder(data_dir, "sts12-16.tsv", ("", "sts_norm"))
     if text_form == "raw" or senteval is None:
         if table is None:
             wanted = "sts12-16.tsv" if text_form == "raw" else "STS/ (SentEval's layout) or sts12-16.tsv"
@@ -209,15 +216,14 @@ def _load_task(data_dir: str | Path, name: str, text_form: str) -> STSTask:
 
 
 def load_sts(data_dir: str | Path, tasks: str | Sequence[str] = "sts", text_form: str = "tokenized") -> list[STSTask]:
-    """STS sets from disk, every count checked. Pairs without a gold score are dropped.
+    """Load STS sets from disk and check the number of pairs of every file. Pairs without a gold score are dropped.
 
     Arguments:
         data_dir: a folder in SentEval's layout (``STS/``, ``SICK/``), or one that holds it as ``senteval/`` or
-            ``downstream/``; for raw text, one that holds ``sts12-16.tsv`` and ``stsb_*.tsv``, or has them in
-            ``sts_norm/``.
+            ``downstream/``; for raw text, one with ``sts12-16.tsv`` and ``stsb_*.tsv``, in it or in ``sts_norm/``.
         tasks: as for ``resolve_tasks``.
-        text_form: ``tokenized``: lower-cased and tokenised as in SentEval, what the papers report; ``raw``. SICK has
-            one form only, raw.
+        text_form: ``tokenized`` (lower-cased and tokenised as in SentEval, as the papers report) or ``raw``. SICK has
+            raw text only.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -231,21 +237,21 @@ def load_sts(data_dir: str | Path, tasks: str | Sequence[str] = "sts", text_form
 
 
 def load_stsb_dev(data_dir: str | Path, text_form: str = "tokenized") -> Pairs:
-    """The 1,500 pairs of STS-B dev, what training selects on. Errors as ``load_sts``."""
+    """Load the 1,500 pairs of STS-B dev, which training selects on. Raises the errors of ``load_sts``."""
     return load_sts(data_dir, "STS-B-dev", text_form)[0].subsets[0]
 
 
 def load_sts_hub(
     tasks: str | Sequence[str] = tuple(HUB_DATASETS), load: Callable[..., Any] | None = None
 ) -> list[STSTask]:
-    """STS sets from the Hub (``HUB_DATASETS``): raw text, no sub-corpora, so ``all`` equals ``mean`` and ``wmean``.
+    """Load STS sets from the Hub (``HUB_DATASETS``): raw text without sub-corpora, so ``all`` equals ``mean``.
 
     Arguments:
-        load: ``load(data set, split=split)`` gives rows with sentence1, sentence2, score; ``datasets.load_dataset``
-            by default.
+        load: function ``load(data set, split=split)`` that returns rows with sentence1, sentence2, score. None:
+            ``datasets.load_dataset``.
 
     Raises:
-        ValueError: a wrong count, an unknown task; ``SICK-R`` is not there in the papers' form.
+        ValueError: a wrong count, or an unknown task. The Hub does not have ``SICK-R`` in the papers' form.
     """
     if load is None:
         from datasets import load_dataset

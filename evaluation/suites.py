@@ -1,12 +1,13 @@
-"""The suites of ``csekit eval``: a literal table, a line each.
+"""The suites of ``csekit eval``, in a table with one line per suite.
 
-A suite loads its data first, so that a broken file is found before anything is encoded, then scores an encoder. What
-``score`` returns has ``to_dict()`` for the results file and ``table()`` (head, rows) for the terminal; where it has
-``similarities()`` as well, they are stored beside the file.
+A suite loads its data first, so that a broken file is found before anything is encoded, then scores an encoder. The
+scores have ``to_dict()`` for the results file and ``table()`` (head, rows) for the terminal; if they also have
+``similarities()``, these are stored beside the file.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -15,7 +16,18 @@ import numpy as np
 from csekit.encoding.encoder import Encoder
 from csekit.evaluation.clustering import cluster_titles, load_stackoverflow
 from csekit.evaluation.geometry_scores import GeometryOptions, measure_geometry
-from csekit.evaluation.retrieval import RetrievalData, load_retrieval, retrieval_suite
+from csekit.evaluation.mteb_adapter import evaluate_mteb, load_mteb_task
+from csekit.evaluation.own_data import classification_name, load_classification, score_pair_file
+from csekit.evaluation.pairs import Pairs, read_pairs
+from csekit.evaluation.retrieval import (
+    RetrievalData,
+    RetrievalSuiteScores,
+    evaluate_retrieval,
+    load_retrieval,
+    require_pytrec_eval,
+    retrieval_suite,
+)
+from csekit.evaluation.retrieval_data import Collection, CollectionGroup, load_beir
 from csekit.evaluation.sts import evaluate_sts
 from csekit.evaluation.sts_data import DEV_TASKS, HUB_DATASETS, STS_TASKS, TEXT_FORMS, STSTask, load_sts, load_sts_hub
 from csekit.evaluation.transfer import MODES, evaluate_transfer
@@ -25,7 +37,7 @@ _HUB_ONLY = tuple(name for name in HUB_DATASETS if name not in (*STS_TASKS, *DEV
 
 
 class Scores(Protocol):
-    """What a suite returns."""
+    """The scores that a suite returns."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -34,13 +46,13 @@ class Scores(Protocol):
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """What a command line can set for the suites; a suite reads what concerns it.
+    """Options of a command line; a suite reads those that concern it.
 
     Arguments:
-        text_form: ``tokenized`` or ``raw``, of the STS sets.
-        mode: of transfer, ``test`` or ``dev``.
-        seed: of transfer's folds.
-        progress: show bars.
+        text_form: text form of the STS sets, ``tokenized`` or ``raw``.
+        mode: mode of transfer, ``test`` or ``dev``.
+        seed: seed of transfer's folds.
+        progress: show progress bars.
     """
 
     text_form: str = "tokenized"
@@ -60,17 +72,17 @@ class Suite:
     """One entry of the table.
 
     Arguments:
-        key: of its scores in a results file.
-        tasks: names that a command line may give in the place of the suite's; the first ``whole`` of them are the
-            suite. Empty: it has no parts.
-        load: (data_dir, tasks, options) to data; everything that can be wrong with files is an error here.
-        score: (encoder, data, options) to scores.
+        key: key of its scores in a results file.
+        load: function of (data_dir, tasks, options) that returns data and raises all errors about files.
+        score: function of (encoder, data, options) that returns scores.
+        tasks: names of its tasks, which a command line may give instead of the suite's; the first ``whole`` of them
+            are the suite. Empty: it has no parts.
         options: names in ``SuiteOptions`` that its scores depend on.
-        takes_fitted: takes encoders that are fitted on the texts they are given (``fits_texts``) or are sparse.
+        takes_fitted: accepts encoders that are sparse or fitted on the texts they get (``fits_texts``).
     """
 
     key: str
-    load: Callable[[str, Sequence[str], SuiteOptions], Any]
+    load: Callable[[Any, Sequence[str], SuiteOptions], Any]
     score: Callable[[Encoder, Any, SuiteOptions], Scores]
     tasks: tuple[str, ...] = ()
     whole: int | None = None
@@ -118,19 +130,98 @@ def _score_clustering(encoder: Encoder, data: tuple[list[str], np.ndarray], opti
     return cluster_titles(encoder, *data, progress=options.progress)
 
 
+def _load_pairs(data_dir: str | None, files: Sequence[str], options: SuiteOptions) -> Pairs:
+    return read_pairs(files[0])
+
+
+def _score_pairs(encoder: Encoder, pairs: Pairs, options: SuiteOptions) -> Scores:
+    return score_pair_file(encoder, pairs, options.progress)
+
+
+def _load_collection(
+    data_dir: str | None, files: Sequence[str], options: SuiteOptions
+) -> Collection | CollectionGroup:
+    require_pytrec_eval()
+    return load_beir(files[0])
+
+
+def _score_collection(encoder: Encoder, data: Collection | CollectionGroup, options: SuiteOptions) -> Scores:
+    return RetrievalSuiteScores({data.name: evaluate_retrieval(encoder, data, progress=options.progress)})
+
+
+def _load_classification(data_dir: str | None, files: Sequence[str], options: SuiteOptions) -> list[TransferTask]:
+    return [load_classification(*files)]
+
+
+def _load_mteb(data_dir: str | None, tasks: Sequence[str], options: SuiteOptions) -> Any:
+    return load_mteb_task(tasks[0], data_dir)
+
+
+def _score_mteb(encoder: Encoder, task: Any, options: SuiteOptions) -> Scores:
+    return evaluate_mteb(encoder, task, options.progress)
+
+
 #: Name on the command line to suite. ``all`` is all of them, in this order.
 SUITES: dict[str, Suite] = {
     "sts": Suite("test", _load_sts, _score_sts, (*STS_TASKS, *_HUB_ONLY), len(STS_TASKS), ("text_form",), True),
     "dev": Suite("dev", _load_sts, _score_sts, DEV_TASKS, None, ("text_form",), True),
     "transfer": Suite("transfer", _load_transfer, _score_transfer, TRANSFER_TASKS, None, ("mode", "seed"), True),
-    "retrieval": Suite("retrieval", _load_retrieval, _score_retrieval, options=("text_form",)),
+    "retrieval": Suite("retrieval", _load_retrieval, _score_retrieval, options=("text_form",), takes_fitted=True),
     "geometry": Suite("geometry", _load_geometry, _score_geometry, options=("text_form",)),
     "clustering": Suite("clustering", _load_clustering, _score_clustering),
 }
 
+#: Suites of a user's own data and of mteb. One is chosen as ``KIND:NAME``, which is also its key in a results file.
+#: Its tasks are files, or the name of a task of mteb.
+OWN_SUITES: dict[str, Suite] = {
+    "pairs": Suite("pairs", _load_pairs, _score_pairs, takes_fitted=True),
+    "retrieval": Suite("retrieval", _load_collection, _score_collection, takes_fitted=True),
+    "classification": Suite(
+        "classification", _load_classification, _score_transfer, options=("mode", "seed"), takes_fitted=True
+    ),
+    "mteb": Suite("mteb", _load_mteb, _score_mteb),
+}
+
+
+def suite_of(name: str) -> Suite:
+    """Return the suite that a chosen name means."""
+    kind, _, own = name.partition(":")
+    return OWN_SUITES[kind] if own else SUITES[name]
+
+
+def suite_key(name: str) -> str:
+    """Return the key of a suite's scores in a results file."""
+    return name if ":" in name else SUITES[name].key
+
+
+def own_data(
+    pairs: Sequence[str | Path] = (),
+    retrieval: Sequence[str | Path] = (),
+    classification: Sequence[str | Path] = (),
+) -> dict[str, tuple[str, ...]]:
+    """Choose suites for a user's own files, for ``load_suites``.
+
+    Arguments:
+        pairs: files of scored pairs (``read_pairs``).
+        retrieval: folders in BEIR's format (``load_beir``).
+        classification: train, test and, if wanted, dev file (``load_classification``).
+
+    Raises:
+        ValueError: two files or folders of one kind with the same name.
+    """
+    found = [(f"pairs:{Path(file).stem}", (str(file),)) for file in pairs]
+    found += [(f"retrieval:{Path(folder).resolve().name}", (str(folder),)) for folder in retrieval]
+    if classification:
+        files = tuple(map(str, classification))
+        found.append((f"classification:{classification_name(files[0])}", files))
+    names = [name for name, _ in found]
+    if len(set(names)) < len(names):
+        raise ValueError(f"files and folders of one kind must have different names, got {names}")
+    return dict(found)
+
 
 def resolve_suites(words: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Suite to its tasks, from ``all``, suites and names of tasks, in a list or with commas.
+    """Map suite to its tasks, from ``all``, suites, tasks and ``mteb:NAME``, in a list or separated by commas.
 
     Raises:
         ValueError: an unknown or repeated name.
@@ -140,9 +231,15 @@ def resolve_suites(words: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
     homes = {task: name for name, suite in SUITES.items() for task in suite.tasks}
     chosen: dict[str, tuple[str, ...]] = {}
     for name in names:
+        if name.startswith("mteb:") and name not in chosen and len(name) > len("mteb:"):
+            chosen[name] = (name.removeprefix("mteb:"),)
+            continue
         if name not in SUITES and name not in homes:
+            if name in chosen:
+                raise ValueError(f"tasks must name each set once, got {names}")
             raise ValueError(
-                f"tasks must be 'all', {', '.join(map(repr, SUITES))} or names among {list(homes)}, got {name!r}"
+                f"tasks must be 'all', {', '.join(map(repr, SUITES))}, mteb:NAME or names among {list(homes)}, "
+                f"got {name!r}"
             )
         suite = homes.get(name, name)
         added = SUITES[name].tasks[: SUITES[name].whole] if name in SUITES else (name,)
@@ -155,28 +252,31 @@ def resolve_suites(words: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def suite_settings(name: str, tasks: Sequence[str], options: SuiteOptions) -> dict[str, Any]:
-    """What a suite's scores depend on beside encoder and data, known before any work."""
-    return {"tasks": list(tasks), **{option: getattr(options, option) for option in SUITES[name].options}}
+    """Return the settings that a suite's scores depend on, apart from the encoder; files are given by name."""
+    suite, files = suite_of(name), ":" in name and not name.startswith("mteb:")
+    named = [Path(task).name for task in tasks] if files else list(tasks)
+    return {"tasks": named, **{option: getattr(options, option) for option in suite.options}}
 
 
 def load_suites(
-    chosen: Mapping[str, Sequence[str]], data_dir: str, options: SuiteOptions | None = None
+    chosen: Mapping[str, Sequence[str]], data_dir: str | None = None, options: SuiteOptions | None = None
 ) -> dict[str, Any]:
-    """Suite to its data, for ``score_suites``.
+    """Load the data of suites, for ``score_suites``.
 
     Arguments:
-        chosen: from ``resolve_suites``.
+        chosen: from ``resolve_suites`` and ``own_data``.
+        data_dir: folder of the sets; only ``SUITES`` need it.
 
     Raises:
-        FileNotFoundError, ValueError: what is wrong with a file.
+        FileNotFoundError, ValueError: a file is missing or malformed.
     """
     options = options or SuiteOptions()
-    return {name: SUITES[name].load(data_dir, tasks, options) for name, tasks in chosen.items()}
+    return {name: suite_of(name).load(data_dir, tasks, options) for name, tasks in chosen.items()}
 
 
-def check_encoder(encoder: Encoder, chosen: Mapping[str, Any]) -> None:
-    """Raise ValueError where a suite cannot take an encoder that is fitted on the texts it is given."""
-    refused = [name for name in chosen if not SUITES[name].takes_fitted]
+def check_encoder(encoder: Encoder, chosen: Iterable[str]) -> None:
+    """Raise ValueError if a suite cannot take an encoder that is fitted on the texts it gets."""
+    refused = [name for name in chosen if not suite_of(name).takes_fitted]
     if refused and getattr(encoder, "fits_texts", False):
         raise ValueError(f"tasks must not hold {refused[0]!r} for an encoder that is fitted on each task's sentences")
 
@@ -184,7 +284,7 @@ def check_encoder(encoder: Encoder, chosen: Mapping[str, Any]) -> None:
 def score_suites(
     encoder: Encoder, data: Mapping[str, Any], options: SuiteOptions | None = None
 ) -> Iterator[tuple[str, Scores, float]]:
-    """(suite, scores, seconds) as each one finishes.
+    """Yield (suite, scores, seconds) as each one finishes.
 
     Arguments:
         data: from ``load_suites``.
@@ -193,5 +293,5 @@ def score_suites(
     options = options or SuiteOptions()
     for name, loaded in data.items():
         started = perf_counter()
-        scores = SUITES[name].score(encoder, loaded, options)
+        scores = suite_of(name).score(encoder, loaded, options)
         yield name, scores, perf_counter() - started

@@ -1,4 +1,4 @@
-"""Transfer: logistic regression on frozen sentence embeddings, by SentEval's protocol (Conneau & Kiela 2018).
+"""Score transfer tasks: logistic regression on frozen sentence embeddings, SentEval's protocol (Conneau & Kiela 2018).
 
 - one set (MR, CR, SUBJ, MPQA): nested cross-validation, 10 stratified folds outside and inside; accuracy is the mean
   of the outer folds
@@ -6,9 +6,9 @@
   are |u − v| and u ⊙ v
 - train, dev and test (SST2): the dev side chooses C
 
-Features have mean 0 and variance 1 on the rows that a classifier is fitted on, and C is ``GRID`` divided by their
-number, so that the grid means the same for every embedding size and scale. Sparse features (TF-IDF) have rows of
-length 1 and stay as they are.
+Features are scaled to mean 0 and variance 1 on the rows that a classifier is fitted on, and C is ``GRID`` divided by
+the number of features, so that the grid means the same for every embedding size and scale. Sparse features (TF-IDF)
+have rows of length 1 and are not scaled.
 
 Shape suffixes: N examples, H features, G values of C.
 """
@@ -32,9 +32,12 @@ GRID = (0.25, 1.0, 4.0, 16.0, 64.0)
 FOLDS, DEV_FOLDS = 10, 5
 MODES = ("test", "dev")
 
-#: Two classes and so many features at most: Newton with the whole Hessian, which is at the optimum after two or three
-#: iterations for each C, so that digits do not depend on the machine. Else L-BFGS, whose step costs one pass.
+#: With two classes and at most this many features, Newton's method with the full Hessian reaches the optimum in two or
+#: three iterations for each C, so that digits do not depend on the machine. Otherwise L-BFGS: a step costs one pass.
 NEWTON_FEATURES = 512
+#: L-BFGS stops when no entry of the gradient of the mean loss is larger. scikit-learn's default, 1e-4, stops short of
+#: the optimum: accuracies can be off by up to 0.4 points on tasks with many classes.
+TOLERANCE = 1e-6
 
 #: (N, H) array, or sparse matrix.
 Features = Any
@@ -42,19 +45,20 @@ Features = Any
 
 @dataclass(frozen=True)
 class TransferTaskScores:
-    """One task scored. Accuracies are ×100.
+    """The scores of one task. Accuracies are ×100.
 
     Arguments:
-        accuracy: of the test rows, or in dev mode that of the dev rows for the best C.
-        std: over the outer folds, None where there is one test side.
-        dev: accuracy that chose C, mean over outer folds.
-        chosen: entries of ``GRID``, one for each outer fold.
-        n: examples that ``accuracy`` is over.
-        features: H of the classifier.
-        solver: scikit-learn's name.
-        sentences: distinct ones encoded; ``truncated``: how many were cut, None where the encoder does not say.
-        seconds: ``embed`` and ``fit`` by the clock, ``embed_cpu`` and ``fit_cpu`` of all processors together.
-        checksum: of the task's examples.
+        accuracy: accuracy on the test rows; in dev mode, on the dev rows for the best C.
+        std: standard deviation over the outer folds, None with a single test side.
+        dev: accuracy that chose C, mean over the outer folds.
+        chosen: chosen entries of ``GRID``, one per outer fold.
+        n: number of examples that ``accuracy`` is computed on.
+        features: number of features H of the classifier.
+        solver: scikit-learn's name of the solver.
+        sentences: number of distinct sentences encoded.
+        truncated: number of them that were cut, None if the encoder does not report it.
+        seconds: wall seconds ``embed`` and ``fit``; CPU seconds of all processors ``embed_cpu`` and ``fit_cpu``.
+        checksum: sha256 of the task's examples.
     """
 
     accuracy: float
@@ -75,13 +79,13 @@ class TransferTaskScores:
 
 @dataclass(frozen=True)
 class TransferScores:
-    """Several tasks scored.
+    """The scores of several tasks.
 
     Arguments:
         tasks: name to scores.
         avg: mean of the seven accuracies, None unless all seven are there.
         mode: ``test`` or ``dev``.
-        seed: of the folds.
+        seed: seed of the folds.
     """
 
     tasks: dict[str, TransferTaskScores]
@@ -90,7 +94,7 @@ class TransferScores:
     seed: int
 
     def to_dict(self) -> dict[str, Any]:
-        """For a results file, protocol included."""
+        """Return JSON values for a results file, with the protocol."""
         return {
             "tasks": {name: scores.to_dict() for name, scores in self.tasks.items()},
             "avg": self.avg,
@@ -98,6 +102,7 @@ class TransferScores:
             "seed": self.seed,
             "protocol": {
                 "classifier": "scikit-learn LogisticRegression, L2",
+                "tolerance": TOLERANCE,
                 "grid": list(GRID),
                 "grid_is": "C times the number of features; C itself for sparse features",
                 "scaling": "mean 0 and variance 1 on the fitted rows; none for sparse features",
@@ -121,21 +126,22 @@ class TransferScores:
 def evaluate_transfer(
     encoder: Encoder, tasks: Sequence[TransferTask], mode: str = "test", seed: int = 1111, progress: bool = False
 ) -> TransferScores:
-    """Score an encoder on transfer tasks; all sentences of a task are encoded in one call.
+    """Score an encoder on transfer tasks. All sentences of a task are encoded in one call.
 
-    The same seed gives the same digits, and the global random state is not touched.
+    The same seed gives the same digits; the global random state does not change.
 
     Arguments:
         encoder: a ``TextEncoder``, a SentenceTransformer, any function ``texts -> (N, H)``, or ``TfidfEncoder``.
         tasks: from ``load_transfer``.
-        mode: ``test``: the protocol above. ``dev``, to select checkpoints by (DiffCSE, Table 13): no test side is
-            encoded; mean accuracy of 5 folds of the training side for the best C, for SST2 accuracy of its dev side.
-            MR, CR, SUBJ and MPQA are one set each: their dev score is over rows that test mode tests on.
-        seed: of the folds.
+        mode: ``test``: the protocol above. ``dev``, to select checkpoints with (DiffCSE, Table 13): no test side is
+            encoded; the score is the mean accuracy of 5 folds of the training side for the best C, for SST2 the
+            accuracy on its dev side. MR, CR, SUBJ and MPQA are one set each: their dev score uses rows that test mode
+            tests on.
+        seed: seed of the folds.
 
     Raises:
-        ValueError: no tasks, a task twice, an unknown mode, a class with fewer examples than folds, or what ``embed``
-            raises.
+        ValueError: no tasks, a task twice, an unknown mode, a class with fewer examples than folds (a task with a dev
+            side needs no folds), or what ``vectors`` raises.
     """
     names = [task.name for task in tasks]
     if not names or len(set(names)) < len(names):
@@ -143,7 +149,8 @@ def evaluate_transfer(
     if mode not in MODES:
         raise ValueError(f"mode must be 'test' or 'dev', got {mode!r}")
     for task in tasks:
-        _check_classes(task, FOLDS if mode == "test" else DEV_FOLDS)
+        folds = FOLDS if mode == "test" else DEV_FOLDS
+        _check_classes(task, 1 if "dev" in task.splits else folds)
     scores = {task.name: _score(encoder, task, mode, seed, progress) for task in tasks}
     complete = set(TRANSFER_TASKS) <= scores.keys()
     avg = float(np.mean([scores[name].accuracy for name in TRANSFER_TASKS])) if complete else None
@@ -151,12 +158,12 @@ def evaluate_transfer(
 
 
 def _check_classes(task: TransferTask, folds: int) -> None:
-    """Every class must reach every fold, and no side may hold a class that training does not."""
+    """Raise ValueError unless training has two classes of at least ``folds`` examples and all classes of each side."""
     first = next(iter(task.splits.values()))
     classes, counts = np.unique(first.labels, return_counts=True)
     if len(classes) < 2 or counts.min() < folds:
         found = dict(zip(classes.tolist(), counts.tolist(), strict=True))
-        raise ValueError(f"{task.name}: needs two classes of at least {folds} examples to train on, got {found}")
+        raise ValueError(f"{task.name}: training needs two or more classes of at least {folds} examples, got {found}")
     for name, split in task.splits.items():
         if strange := sorted(set(split.labels.tolist()) - set(classes.tolist())):
             raise ValueError(f"{task.name}: {name} holds classes that training does not, {strange}")
@@ -187,7 +194,7 @@ def _score(encoder: Encoder, task: TransferTask, mode: str, seed: int, progress:
 
 
 def _seconds(*clocks: tuple[float, float]) -> dict[str, float]:
-    """Of encoding and of fitting, by the clock and of the processors."""
+    """Return wall and CPU seconds of encoding and of fitting."""
     found: dict[str, float] = {}
     for part, before, after in zip(("embed", "fit"), clocks, clocks[1:], strict=False):
         found |= {part: round(after[0] - before[0], 2), f"{part}_cpu": round(after[1] - before[1], 2)}
@@ -195,7 +202,7 @@ def _seconds(*clocks: tuple[float, float]) -> dict[str, float]:
 
 
 def _features(encoder: Encoder, splits: dict[str, Split], progress: bool) -> tuple[dict[str, Features], int]:
-    """Split to its features (N, H), and how many distinct sentences were encoded, in one call."""
+    """Map split to features (N, H), and count the distinct sentences, which are encoded in one call."""
     columns = [column for split in splits.values() for column in split.columns]
     texts = [text for column in columns for text in column]
     embeddings = vectors(encoder, texts, progress)
@@ -211,24 +218,24 @@ def _features(encoder: Encoder, splits: dict[str, Split], progress: bool) -> tup
 
 
 def pair_features(u: Features, v: Features) -> Features:
-    """|u − v| beside u ⊙ v (Conneau et al. 2017, without the vectors themselves): (N, H) each to (N, 2H)."""
+    """Concatenate |u − v| and u ⊙ v (Conneau et al. 2017, without the vectors themselves): (N, H) each to (N, 2H)."""
     if issparse(u):
         return hstack([abs(u - v), u.multiply(v)], format="csr")
     return np.hstack([np.abs(u - v), u * v])
 
 
-# Fitting: every function below returns fractions of 1, a value for each C of the grid
+# Fitting: the functions below return fractions of 1, one value for each C of the grid
 
 
 def _classifier(x: Features, y: np.ndarray) -> LogisticRegression:
-    if issparse(x):
-        return LogisticRegression(solver="lbfgs", tol=1e-5, max_iter=2000, warm_start=True)
-    newton = x.shape[1] <= NEWTON_FEATURES and len(np.unique(y)) == 2
-    return LogisticRegression(solver="newton-cholesky" if newton else "lbfgs", max_iter=2000, warm_start=True)
+    newton = not issparse(x) and x.shape[1] <= NEWTON_FEATURES and len(np.unique(y)) == 2
+    if newton:
+        return LogisticRegression(solver="newton-cholesky", max_iter=2000, warm_start=True)
+    return LogisticRegression(solver="lbfgs", tol=TOLERANCE, max_iter=5000, warm_start=True)
 
 
 def _standardised(x: Features, other: Features) -> tuple[Features, Features]:
-    """Both with the mean and deviation of ``x``; features that are constant there become 0."""
+    """Scale both with the mean and deviation of ``x``; features that are constant in ``x`` become 0."""
     if issparse(x):
         return x, other
     mean, deviation = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
@@ -238,7 +245,7 @@ def _standardised(x: Features, other: Features) -> tuple[Features, Features]:
 
 
 def _path(x: Features, y: np.ndarray, x_test: Features, y_test: np.ndarray, grid: Sequence[float]) -> np.ndarray:
-    """(G,) accuracy on the test rows for each C, each fit started from the one before."""
+    """Return the accuracy on the test rows for each C, (G,); each fit starts from the one before."""
     x, x_test = _standardised(x, x_test)
     classifier = _classifier(x, y)
     width = 1 if issparse(x) else x.shape[1]
@@ -250,7 +257,7 @@ def _path(x: Features, y: np.ndarray, x_test: Features, y_test: np.ndarray, grid
 
 
 def _cross_validated(x: Features, y: np.ndarray, folds: int, seed: int) -> np.ndarray:
-    """(G,) mean accuracy of the folds."""
+    """Return the mean accuracy of the folds for each C, (G,)."""
     splitter = StratifiedKFold(folds, shuffle=True, random_state=seed)
     return np.mean([_path(x[a], y[a], x[b], y[b], GRID) for a, b in splitter.split(np.zeros(len(y)), y)], axis=0)
 

@@ -1,7 +1,7 @@
-"""The seven transfer tasks in SentEval's folders.
+"""Read the seven transfer tasks in SentEval's folders.
 
-What the files do that a reader must survive: blank lines that count as examples (CR, MPQA), a byte 0xF0 in TREC's
-training file (latin-1, as MR, CR, SUBJ and MPQA are), a byte order mark, a header and bare double quotes in MRPC.
+Oddities of the files: blank lines that count as examples (CR, MPQA), a byte 0xF0 in TREC's training file (latin-1,
+like MR, CR, SUBJ and MPQA), a byte order mark, a header and bare double quotes in MRPC.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,7 @@ COUNTS: dict[str, dict[str, int]] = {
 TRANSFER_TASKS = tuple(COUNTS)
 TREC_CLASSES = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
 
-#: What a blank line is read as: it is an example with a label, and not every encoder takes an empty text.
+#: A blank line is an example with a label; it is read as this text, because not every encoder accepts an empty one.
 BLANK = "."
 
 _Row = tuple[tuple[str, ...], int]
@@ -53,7 +53,7 @@ class TransferTask:
     """A classification task.
 
     Arguments:
-        name: of the task.
+        name: name of the task.
         splits: ``all`` alone (cross-validated), ``train`` and ``test``, or ``train``, ``dev`` and ``test``.
     """
 
@@ -64,7 +64,7 @@ class TransferTask:
         return sum(map(len, self.splits.values()))
 
     def checksum(self) -> str:
-        """sha256 over sentences and labels: the same for the same examples in the same order."""
+        """Return the sha256 of sentences and labels: equal for the same examples in the same order."""
         state = sha256()
         for name, split in self.splits.items():
             for *texts, label in zip(*split.columns, split.labels.tolist(), strict=True):
@@ -73,7 +73,7 @@ class TransferTask:
 
 
 def resolve_transfer(tasks: str | Sequence[str]) -> list[str]:
-    """Task names: ``"transfer"`` is the seven, else names in a list or with commas.
+    """Return task names from ``"transfer"`` (the seven) or names, in a list or separated by commas.
 
     Raises:
         ValueError: an unknown or repeated name.
@@ -89,9 +89,9 @@ def resolve_transfer(tasks: str | Sequence[str]) -> list[str]:
 
 
 def load_transfer(data_dir: str | Path, tasks: str | Sequence[str] = "transfer") -> list[TransferTask]:
-    """Transfer tasks from disk, the examples of every file counted.
+    """Load transfer tasks from disk and check the number of examples of every file.
 
-    Rows stand in SentEval's order (by number of words, then label), so that its folds are ours.
+    Rows are in SentEval's order (by number of words, then label), so that the folds are SentEval's.
 
     Arguments:
         data_dir: a folder in SentEval's layout (``MR/``, ``SST/binary/``, …), or one that holds it as ``senteval/`` or
@@ -126,18 +126,18 @@ def _load_task(root: Path, name: str) -> TransferTask:
 
 
 def _locate(root: Path, file: str) -> Path:
-    """The file below the root or below one of its known folders."""
+    """Find the file in the root or in one of its known folders."""
     candidates = [root / folder / file for folder in ("", "senteval", "downstream")]
     return next((path for path in candidates if path.is_file()), candidates[0])
 
 
 def _numbered(name: str, lines: Sequence[str]) -> Iterable[tuple[int, str]]:
-    """Lines with their numbers in the file: MRPC's first is a header."""
+    """Number the lines as in the file: MRPC's first line is a header."""
     return enumerate(lines, 2 if name == "MRPC" else 1)
 
 
 def _split(rows: Sequence[_Row]) -> Split:
-    """Examples in SentEval's order."""
+    """Put examples in SentEval's order."""
     ordered = sorted(rows, key=lambda row: (*(len(text.split()) for text in row[0]), row[1]))
     columns = zip(*(texts for texts, _ in ordered), strict=True)
     labels = np.array([label for _, label in ordered], dtype=np.int64)
@@ -149,21 +149,21 @@ def _unlabelled(lines: Sequence[str], label: int) -> list[_Row]:
 
 
 def _sst(line: str, where: str) -> _Row:
-    """Sentence, tab, 0 or 1."""
+    """Parse sentence, tab, 0 or 1."""
     text, _, label = line.rpartition("\t")
     number = _label(label, ("0", "1"), where)
     return (_text(text, where),), number
 
 
 def _trec(line: str, where: str) -> _Row:
-    """``COARSE:fine question``; the coarse class is the label."""
+    """Parse ``COARSE:fine question``; the coarse class is the label."""
     coarse, _, rest = line.partition(":")
     number = _label(coarse, TREC_CLASSES, where)
     return (_text(rest.partition(" ")[2], where),), number
 
 
 def _mrpc(line: str, where: str) -> _Row:
-    """Label, two ids, two sentences, with tabs between; bare quotes mean nothing."""
+    """Parse label, two ids, two sentences, separated by tabs; quotes have no meaning."""
     fields = line.split("\t")
     if len(fields) != 5:
         raise ValueError(f"{where}: expected 5 columns, found {len(fields)}")

@@ -35,11 +35,14 @@ def test_better_equal_and_worse(tmp_path: Path) -> None:
     good, poor = write(tmp_path / "good.json", 1, 0), write(tmp_path / "poor.json", 4, 1)
     better, worse, same = compare_runs(good, poor), compare_runs(poor, good), compare_runs(good, good)
     assert list(better) == [*STS_TASKS, "Avg"]
-    assert better["Avg"].p == pytest.approx(1 / 1001) and better["Avg"].low > 0
-    assert worse["Avg"].p == 1 and worse["Avg"].high < 0
-    assert same["Avg"].p == 1 and same["Avg"].low == same["Avg"].high == same["Avg"].difference == 0
     avg = better["Avg"]
-    assert avg.a - avg.b == pytest.approx(avg.difference) and avg.low < avg.difference < avg.high
+    assert avg.p == pytest.approx(1 / 1001)
+    assert 0 < avg.low < avg.difference < avg.high
+    assert avg.a - avg.b == pytest.approx(avg.difference)
+    assert worse["Avg"].p == 1
+    assert worse["Avg"].high < 0
+    assert same["Avg"].p == 1
+    assert same["Avg"].low == same["Avg"].high == same["Avg"].difference == 0
 
 
 def test_the_same_arguments_give_the_same_numbers(tmp_path: Path) -> None:
@@ -56,7 +59,8 @@ def test_p_is_uniform_enough_when_neither_is_better() -> None:
         values.append(
             p_value(*bootstrap(gold, [noisy(gold, 2, 2 * trial)], [noisy(gold, 2, 2 * trial + 1)], resamples=200))
         )
-    assert 0.35 < np.mean(values) < 0.65 and np.mean(np.array(values) < 0.05) < 0.15
+    assert 0.35 < np.mean(values) < 0.65
+    assert np.mean(np.array(values) < 0.05) < 0.15
 
 
 def test_seeds_are_averaged_on_each_side(tmp_path: Path) -> None:
@@ -78,7 +82,8 @@ def test_many_runs_at_once_are_compared_as_two_are(tmp_path: Path) -> None:
         pair = compare_runs(runs[one], runs[other], resamples=100)["Avg"]
         assert p_value(draws[one], draws[other]) == pair.p
         np.testing.assert_allclose(100 * np.percentile(draws[one] - draws[other], 2.5), pair.low, atol=1e-9)
-    assert 0 < p_value(draws["a"], draws["b"]) < 1 and bootstrap_averages({}) == {}
+    assert 0 < p_value(draws["a"], draws["b"]) < 1
+    assert bootstrap_averages({}) == {}
 
 
 def test_avg_needs_the_seven(tmp_path: Path) -> None:
@@ -94,3 +99,36 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
         compare_runs(a, write(tmp_path / "c.json", 2, 0, tasks=("STS12",), n=50))
     with pytest.raises(ValueError, match="holds no similarities"):
         compare_runs(a, write_results(tmp_path / "d.json", {}))
+
+
+def described(path: Path, seed: int, text_form: str = "tokenized", checksum: str = "aa", pooling: str = "cls") -> Path:
+    """A results file with the fields of ``csekit eval``; the gold scores are always the same."""
+    gold = np.random.default_rng(0).integers(0, 26, 60) / 5
+    content = {
+        "run": {"encoder": {"pooling": pooling}, "seed": seed},
+        "test": {"text_form": text_form, "tasks": {"STS12": {"checksum": checksum}, "STS13": {"checksum": str(seed)}}},
+        "corpus": {"checksum": str(seed)},
+    }
+    return write_results(path, content, {"STS12": (noisy(gold, 2, seed), gold)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text_form": "raw"}, "the same text form of STS12, got 'tokenized' in a.json and 'raw' in b.json"),
+        ({"checksum": "bb"}, "the same checksum of STS12, got 'aa' in a.json and 'bb' in b.json"),
+    ],
+)
+def test_equal_gold_scores_are_not_enough(tmp_path: Path, change: dict[str, str], message: str) -> None:
+    a, b = described(tmp_path / "a.json", 0), described(tmp_path / "b.json", 1, **change)
+    with pytest.raises(ValueError, match=message):
+        compare_runs(a, b, 20)
+    same = described(tmp_path / "c.json", 1)
+    assert list(compare_runs(a, same, 20)) == ["STS12"], "what the two do not share may differ"
+
+
+def test_seeds_of_one_side_share_a_pooling(tmp_path: Path) -> None:
+    a, b = described(tmp_path / "a.json", 0), described(tmp_path / "b.json", 1, pooling="mean")
+    assert list(compare_runs(a, b, 20)) == ["STS12"], "the two sides may pool differently"
+    with pytest.raises(ValueError, match=r"one side must have the same pooling, got \['cls', 'mean'\]"):
+        compare_runs([a, b], a, 20)

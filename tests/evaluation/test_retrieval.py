@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from csekit.evaluation import sts_data
+from csekit.evaluation.baselines import TfidfEncoder
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.retrieval import (
     evaluate_retrieval,
@@ -101,6 +102,43 @@ def test_metrics_are_the_formulas(tmp_path: Path, chunk: int) -> None:
     content_dict = scores.to_dict()
     assert (content_dict["queries"], content_dict["documents"], content_dict["truncated"]) == (7, 40, None)
     assert "parts" not in content_dict and content_dict["checksum"] == collection.checksum()
+
+
+def test_negative_grades_count_as_zero(tmp_path: Path) -> None:
+    """pytrec_eval writes out of bounds for grades of −2 and below; in 50 calls that kills the process."""
+    pytest.importorskip("pytrec_eval", reason="needs the extra retrieval")
+    content = make_collection()
+    grades = [grade - 2 for grade in range(3)]
+    content["qrels"] = [(q, d, grades[g] if g < 2 else 2) for q, d, g in content["qrels"]]
+    content["qrels"][0] = (*content["qrels"][0][:2], -10)
+    found = load_beir(write_collection(tmp_path / "negative", content))
+    content["qrels"] = [(q, d, max(0, g)) for q, d, g in content["qrels"]]
+    clamped = load_beir(write_collection(tmp_path / "clamped", content))
+    assert isinstance(found, Collection)
+    assert min(grade for row in found.qrels.values() for grade in row.values()) == 0
+    wanted = evaluate_retrieval(words_encoder, clamped).metrics
+    assert all(evaluate_retrieval(words_encoder, found).metrics == wanted for _ in range(50))
+
+
+def test_words_alone_search_by_the_formula() -> None:
+    """TF-IDF with the documents' vocabulary and idf: ln((1 + N) / (1 + df)) + 1; unknown words of a query count
+    nothing."""
+    pytest.importorskip("pytrec_eval", reason="needs the extra retrieval")
+    documents = ("red cat", "red dog runs", "blue dog", "tree")
+    queries = ("dog runs runs", "red zebra", "zebra")
+    qrels = {"q0": {"b": 1}, "q1": {"a": 2, "b": 1}, "q2": {"a": 1}}
+    collection = Collection("c", tuple("abcd"), documents, tuple(qrels), queries, qrels)
+    vocabulary = sorted({word for text in documents for word in text.split()})
+    idf = [math.log(5 / (1 + sum(word in text.split() for text in documents))) + 1 for word in vocabulary]
+
+    def tfidf(texts: Sequence[str]) -> np.ndarray:
+        rows = np.array([[text.split().count(word) for word in vocabulary] for text in texts]) * idf
+        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+
+    ours = evaluate_retrieval(TfidfEncoder(), collection, recall_at=(1, 2), chunk=2)
+    assert ours.metrics == evaluate_retrieval(tfidf, collection, recall_at=(1, 2)).metrics
+    assert ours.metrics["recall@2"] == pytest.approx(200 / 3)
+    assert ours.truncated == 0
 
 
 def test_a_document_with_the_query_s_id_is_left_out_on_demand() -> None:
@@ -255,6 +293,19 @@ def test_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scores.to_dict()["STS-B, 4 queries"] == stsb_retrieval(words_encoder, tmp_path).to_dict()
     with pytest.raises(FileNotFoundError, match="BEIR's format"):
         load_retrieval(tmp_path, collections=["nfcorpus"])
+
+
+def test_a_collection_needs_no_stsb(tmp_path: Path) -> None:
+    pytest.importorskip("pytrec_eval", reason="needs the extra retrieval")
+    write_collection(tmp_path / "scifact", make_collection())
+    data = load_retrieval(tmp_path)
+    assert data.pairs is None
+    assert list(retrieval_suite(words_encoder, data).to_dict()) == ["scifact"]
+    (tmp_path / "STS/STSBenchmark").mkdir(parents=True)  # STS-B is there, but broken
+    with pytest.raises(FileNotFoundError, match=r"sts-test\.csv"):
+        load_retrieval(tmp_path)
+    with pytest.raises(FileNotFoundError, match="STS"):
+        load_retrieval(tmp_path / "scifact")
 
 
 @pytest.mark.data

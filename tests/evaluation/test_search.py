@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 
 from csekit.evaluation import search
 from csekit.evaluation.search import search_blocks, without_own
@@ -74,7 +75,7 @@ def test_negative_scores_and_zero_are_in_order() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"similarity": "l2"}, "similarity must be 'cosine' or 'dot', got 'l2'"),
+        ({"similarity": "l2"}, "similarity must be one of 'cosine', 'dot', 'euclidean', 'manhattan', got 'l2'"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"block_documents": 0}, "block_documents must be at least 1, got 0"),
         ({"blocks": []}, "at least one document, got none"),
@@ -152,3 +153,37 @@ def test_without_its_own_row() -> None:
     scores, rows = np.array([[4.0, 3, 2], [4, 3, 2]]), np.array([[5, 1, 0], [5, 1, 0]])
     kept = without_own(scores, rows, np.array([1, -1]))
     assert kept[0].tolist() == [[4, 2], [4, 3]] and kept[1].tolist() == [[5, 0], [5, 1]]
+
+
+@pytest.mark.parametrize("similarity", ["dot", "euclidean", "manhattan"])
+def test_other_similarities_are_their_formulas(similarity: str) -> None:
+    rng = np.random.default_rng(0)
+    queries, documents = rng.normal(size=(300, 5)), rng.normal(size=(40, 5))
+    documents[7] = documents[3]  # equal documents tie
+    formula = {
+        "dot": lambda x, y: sum(a * b for a, b in zip(x, y, strict=True)),
+        "euclidean": lambda x, y: -(sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) ** 0.5),
+        "manhattan": lambda x, y: -sum(abs(a - b) for a, b in zip(x, y, strict=True)),
+    }[similarity]
+    scores, rows = search_blocks(queries, [documents], 40, similarity=similarity, device="cpu", block_documents=11)
+    for i in (0, 299):
+        wanted = [np.float32(formula(queries[i], document)) for document in documents]
+        assert scores[i] == pytest.approx(sorted(wanted, reverse=True), abs=1e-5)
+        assert rows[i].tolist().index(3) + 1 == rows[i].tolist().index(7)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_sparse_matrices_are_searched_as_dense_ones(similarity: str) -> None:
+    rng = np.random.default_rng(0)
+    queries, documents = (rng.normal(size=(n, 9)) * (rng.random((n, 9)) < 0.4) for n in (300, 30))
+    documents[4] = 0
+    dense = search_blocks(queries, [documents[:20], documents[20:]], 12, similarity=similarity, device="cpu")
+    blocks = [csr_matrix(documents[:20]), csr_matrix(documents[20:])]
+    found = search_blocks(csr_matrix(queries), blocks, 12, similarity=similarity, device="cpu", block_documents=7)
+    np.testing.assert_allclose(found[0], dense[0], atol=1e-6)
+    np.testing.assert_array_equal(found[1], dense[1])
+
+
+def test_sparse_matrices_have_no_distances() -> None:
+    with pytest.raises(ValueError, match="similarity must be one of 'cosine', 'dot', got 'euclidean'"):
+        search_blocks(csr_matrix(np.eye(2)), [csr_matrix(np.eye(2))], 1, similarity="euclidean")

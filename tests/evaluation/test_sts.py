@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
+from sklearn.metrics import average_precision_score
 
 from csekit.evaluation import sts_data
-from csekit.evaluation.correlation import cosine, pearson, spearman
+from csekit.evaluation.correlation import binary_scores, cosine, pearson, spearman
 from csekit.evaluation.pairs import Pairs, read_pairs
 from csekit.evaluation.sts import evaluate_pairs, evaluate_sts
 from csekit.evaluation.sts_data import STS_TASKS, STSTask, load_sts, load_sts_hub, load_stsb_dev, resolve_tasks
@@ -178,7 +179,8 @@ def test_the_three_aggregates() -> None:
     assert (scores.all, scores.mean, scores.wmean) == pytest.approx(
         (joined, (one + two) / 2, (one + 3 * two) / 4), abs=1e-4
     )
-    assert result.avg is None and result.truncated is None and scores.n == 40
+    assert (result.avg, result.truncated) == (None, None)
+    assert scores.n == 40
 
 
 def test_avg_is_the_mean_of_the_seven_and_sentences_are_encoded_once() -> None:
@@ -190,16 +192,19 @@ def test_avg_is_the_mean_of_the_seven_and_sentences_are_encoded_once() -> None:
 
     result = evaluate_sts(encoder, [make_task(name, [12], seed) for seed, name in enumerate(STS_TASKS)])
     assert result.avg == pytest.approx(np.mean([scores.all for scores in result.tasks.values()]))
-    assert len(calls) == 1 and len(set(calls[0])) == len(calls[0]) == result.sentences
+    assert len(calls) == 1
+    assert len(set(calls[0])) == len(calls[0]) == result.sentences
 
 
 def test_pairs_of_any_file(tmp_path: Path) -> None:
     path = tmp_path / "dev.csv"
     path.write_text('text a,gold,text b\n"one, ""two""",1,aa\nbb,2.5,"two\nlines"\ncc,0,cc\n')
     pairs = read_pairs(path, "text a", "text b", "gold")
-    assert pairs.sentences1 == ('one, "two"', "bb", "cc") and pairs.sentences2[1] == "two lines"
+    assert pairs.sentences1 == ('one, "two"', "bb", "cc")
+    assert pairs.sentences2[1] == "two lines"
     found = evaluate_pairs(letters, pairs)
-    assert found.keys() == {"spearman", "pearson", "n"} and found["n"] == 3
+    assert found.keys() == {"spearman", "pearson", "n"}
+    assert found["n"] == 3
     numbers = tmp_path / "dev.txt"
     numbers.write_text('1\ta "\tb\n2\tc\td\n\n3\te\te')
     assert read_pairs(numbers, 1, 2, 0).sentences1 == ('a "', "c", "e")
@@ -270,3 +275,48 @@ def test_reference_row_of_all_minilm(data_dir: Path) -> None:
     published = (72.37, 80.60, 75.59, 85.39, 78.99, 82.03, 77.15)
     assert found == pytest.approx(dict(zip(STS_TASKS, published, strict=True)), abs=0.01)
     assert result.truncated == 0
+
+
+def test_equal_sentences_tie() -> None:
+    """In float64 the cosine of a vector with itself depends on the vector, in its last digit."""
+    vectors = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
+    assert set(cosine(vectors, vectors).tolist()) == {1.0}
+    texts = tuple(f"text {i}" for i in range(500))
+    rows = dict(zip(texts, vectors, strict=True))
+    gold = np.random.default_rng(1).integers(0, 26, 500) / 5
+    others = (*texts[:400], *texts[400:][::-1])
+    task = STSTask("STS12", (Pairs("one", texts, others, gold),))
+    scores = evaluate_sts(lambda asked: np.array([rows[text] for text in asked]), [task]).tasks["STS12"]
+    assert len(set(scores.similarities[:400].tolist())) == 1
+    order = np.argsort(scores.similarities, kind="stable")
+    ranks = np.empty(500)
+    ranks[order] = np.arange(500)
+    ranks[:400] = ranks[:400].mean()
+    assert scores.all == pytest.approx(100 * pearson(ranks, rankdata(gold)), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_of_0_1_pairs_are_the_definitions(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, 60).astype(float)
+    similarities = (labels * 0.3 + rng.normal(size=60) * 0.4).round(1)  # ties
+    found = binary_scores(similarities, labels)
+    assert found["ap"] == pytest.approx(100 * average_precision_score(labels, similarities))
+    tried = [*sorted(set(similarities.tolist())), 99.0]
+    best = max(np.mean((similarities >= threshold) == labels) for threshold in tried)
+    assert found["accuracy"] == pytest.approx(100 * best)
+    assert np.mean((similarities >= found["threshold"]) == labels) == pytest.approx(best)
+
+
+def test_the_best_call_may_be_none_or_all() -> None:
+    assert binary_scores(np.array([0.9, 0.1, 0.2, 0.3]), np.array([0.0, 1, 0, 0]))["accuracy"] == 75
+    assert binary_scores(np.ones(4), np.array([1.0, 1, 0, 1])) == {"ap": 75, "accuracy": 75, "threshold": 1}
+    with pytest.raises(ValueError, match=r"labels must be 0 and 1, got \[0\.5, 1\.0\]"):
+        binary_scores(np.arange(2.0), np.array([0.5, 1]))
+
+
+def test_pairs_with_labels_get_them_too() -> None:
+    pairs = Pairs("p", ("a", "b", "c"), ("a", "c", "c"), np.array([1.0, 0, 1]))
+    found = evaluate_pairs(lambda texts: np.array([[1.0, ord(text) - 96] for text in texts]), pairs)
+    assert found.keys() == {"spearman", "pearson", "n", "ap", "accuracy", "threshold"}
+    assert (found["ap"], found["accuracy"]) == (100, 100)

@@ -6,13 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from csekit.evaluation import suites
 from csekit.evaluation.pairs import Pairs
-from csekit.evaluation.record import Record
 from csekit.evaluation.results import read_results, read_similarities
 from csekit.evaluation.sts import evaluate_sts
 from csekit.evaluation.sts_data import DEV_TASKS, STS_TASKS, STSTask
-from csekit.evaluation.suites import SUITES, Suite, SuiteOptions, check_encoder, resolve_suites, score_suites
+from csekit.evaluation.suite_results import SuiteResults
+from csekit.evaluation.suites import (
+    SUITES,
+    Suite,
+    SuiteOptions,
+    check_encoder,
+    own_data,
+    resolve_suites,
+    score_suites,
+    suite_key,
+    suite_settings,
+)
 from csekit.evaluation.transfer_data import TRANSFER_TASKS
 
 
@@ -22,17 +31,51 @@ def test_names_of_suites_and_tasks() -> None:
     assert resolve_suites(["TREC", "STS-B", "MR"]) == {"transfer": ("TREC", "MR"), "sts": ("STS-B",)}
     assert resolve_suites("SICK-R-all") == {"sts": ("SICK-R-all",)}
     everything = resolve_suites("all")
-    assert list(everything) == list(SUITES) and everything["transfer"] == TRANSFER_TASKS
-    for words, message in [("STS1", "got 'STS1'"), ("sts,STS12", "each set once"), ("MR,MR", "each set once")]:
-        with pytest.raises(ValueError, match=message):
-            resolve_suites(words)
+    assert list(everything) == list(SUITES)
+    assert everything["transfer"] == TRANSFER_TASKS
+    assert resolve_suites("mteb:STS12,STS12,mteb:X.v2") == {
+        "mteb:STS12": ("STS12",),
+        "sts": ("STS12",),
+        "mteb:X.v2": ("X.v2",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("STS1", "got 'STS1'"),
+        ("sts,STS12", "each set once"),
+        ("MR,MR", "each set once"),
+        ("mteb:A,mteb:A", "each set once"),
+        ("mteb:", "got 'mteb:'"),
+        ("pairs", "got 'pairs'"),
+    ],
+)
+def test_names_that_are_refused(words: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve_suites(words)
+
+
+def test_own_files_are_suites_with_their_names() -> None:
+    chosen = own_data(["a/dev.tsv", "b.csv"], ["data/nfcorpus"], ["clinc/train.tsv", "clinc/test.tsv"])
+    assert chosen == {
+        "pairs:dev": ("a/dev.tsv",),
+        "pairs:b": ("b.csv",),
+        "retrieval:nfcorpus": ("data/nfcorpus",),
+        "classification:clinc": ("clinc/train.tsv", "clinc/test.tsv"),
+    }
+    assert [suite_key(name) for name in chosen] == list(chosen)
+    settings = suite_settings("classification:clinc", chosen["classification:clinc"], SuiteOptions(seed=3))
+    assert settings == {"tasks": ["train.tsv", "test.tsv"], "mode": "test", "seed": 3}
+    with pytest.raises(ValueError, match=r"must have different names, got \['pairs:dev', 'pairs:dev'\]"):
+        own_data(["a/dev.tsv", "b/dev.tsv"])
 
 
 def test_every_suite_has_its_own_key_and_options_that_exist() -> None:
     assert len({suite.key for suite in SUITES.values()}) == len(SUITES)
     assert not {"run", "name", "title", "suites", "seconds", "environment"} & {suite.key for suite in SUITES.values()}
     for name in SUITES:
-        suites.suite_settings(name, (), SuiteOptions())
+        suite_settings(name, (), SuiteOptions())
 
 
 @pytest.mark.parametrize(("field", "value"), [("mode", "tests"), ("text_form", "lower")])
@@ -68,8 +111,10 @@ class Other:
         return {"accuracy": 3}
 
 
-def record(path: Path, settings: dict[str, Any], run: str = "a", title: str | None = None, **more: Any) -> Record:
-    return Record(path, {"encoder": run}, "name", title, settings, **more)
+def record(
+    path: Path, settings: dict[str, Any], run: str = "a", title: str | None = None, **more: Any
+) -> SuiteResults:
+    return SuiteResults(path, {"encoder": run}, "name", title, settings, **more)
 
 
 def test_a_record_grows_and_loses_nothing(tmp_path: Path) -> None:
@@ -77,12 +122,15 @@ def test_a_record_grows_and_loses_nothing(tmp_path: Path) -> None:
     settings = {"test": {"tasks": ["STS12"]}, "transfer": {"seed": 1}}
     first = scores("STS12")
     record(path, settings, title="A").add("test", first, 1.25)
-    assert read_results(path)["title"] == "A" and list(read_results(path)["suites"]) == ["test"]
+    assert read_results(path)["title"] == "A"
+    assert list(read_results(path)["suites"]) == ["test"]
     record(path, {"transfer": {"seed": 1}}).add("transfer", Other(), 2.0)
     record(path, {"dev": {}}).add("dev", scores("STS-B-dev"), 1)
     content = read_results(path)
-    assert content["test"]["tasks"]["STS12"]["n"] == 5 and content["transfer"] == {"accuracy": 3}
-    assert content["title"] == "A" and content["seconds"] == {"test": 1.2, "transfer": 2.0, "dev": 1, "total": 4.2}
+    assert content["test"]["tasks"]["STS12"]["n"] == 5
+    assert content["transfer"] == {"accuracy": 3}
+    assert content["title"] == "A"
+    assert content["seconds"] == {"test": 1.2, "transfer": 2.0, "dev": 1, "total": 4.2}
     assert content["suites"]["test"]["settings"] == settings["test"]
     similarities = read_similarities(path)
     assert list(similarities) == ["STS12", "STS-B-dev"]
@@ -99,7 +147,7 @@ def test_a_record_never_replaces_what_it_would_not_give_again(tmp_path: Path) ->
         record(path, {}, run="b")
     assert path.read_bytes() == before
     record(path, {"transfer": {}}, run="b", overwrite=True).add("transfer", Other(), 1)
-    assert "test" not in read_results(path) and "similarities" not in read_results(path)
+    assert not {"test", "similarities"} & read_results(path).keys()
     with pytest.raises(ValueError, match=r"must end in \.json"):
         record(tmp_path / "a.txt", {})
 

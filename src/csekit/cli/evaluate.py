@@ -15,36 +15,66 @@ def evaluate(
     path: Annotated[str, typer.Argument(help="A model folder, a name on the Hub, or 'tfidf'.")],
     data_dir: Annotated[
         str | None,
-        typer.Option("--data_dir", envvar="CSEKIT_DATA", help="SentEval's layout; 'hub' for the Hub's STS sets."),
+        typer.Option(
+            "--data_dir", envvar="CSEKIT_DATA", help="Folder in SentEval's layout; 'hub' for the Hub's STS sets."
+        ),
     ] = None,
     tasks: Annotated[
-        str, typer.Option("--tasks", help="sts, dev, transfer, … or all; or names with commas: STS12,MR.")
-    ] = "sts",
-    output: Annotated[Path | None, typer.Option("--output", help="A results file NAME.json; it may grow.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the results file anew.")] = False,
-    title: Annotated[str | None, typer.Option("--title", help="Of the model's row in tables.")] = None,
+        str | None,
+        typer.Option(
+            "--tasks",
+            help="Separated by commas: sts, dev, transfer, … or all; STS12, MR, …; mteb:NAME. Default: sts, or none "
+            "with --pairs, --retrieval, --classification.",
+        ),
+    ] = None,
+    pairs: Annotated[
+        list[Path] | None,
+        typer.Option("--pairs", help="TSV or CSV with columns sentence1, sentence2, score; repeatable."),
+    ] = None,
+    retrieval: Annotated[
+        list[Path] | None, typer.Option("--retrieval", help="Folder in BEIR's format; repeatable.")
+    ] = None,
+    classification: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            "--classification",
+            help="Train and test file: TSV or CSV with columns text (or sentence1, sentence2) and label.",
+        ),
+    ] = None,
+    classification_dev: Annotated[
+        Path | None,
+        typer.Option("--classification_dev", help="Dev file that chooses the classifier's C, instead of folds."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Results file NAME.json; later calls add to it.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the results file anew.")] = False,
+    title: Annotated[str | None, typer.Option("--title", help="Title of the model's row in tables.")] = None,
     pooling: Annotated[
         str | None,
         typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask, static; for plain encoders."),
     ] = None,
     whiten: Annotated[
-        str | None, typer.Option("--whiten", help="Whiten, fitted on each 'task' or on a file of sentences.")
+        str | None,
+        typer.Option("--whiten", help="Whiten the embeddings, fitted on each 'task' or on a file of sentences."),
     ] = None,
-    whiten_dim: Annotated[int | None, typer.Option("--whiten_dim", help="Keep so many directions.")] = None,
+    whiten_dim: Annotated[
+        int | None, typer.Option("--whiten_dim", help="Number of directions that --whiten keeps.")
+    ] = None,
     prompt_template: Annotated[
-        str | None, typer.Option("--prompt_template", help="With {sentence} and {mask}; for --pooling mask.")
+        str | None, typer.Option("--prompt_template", help="Template with {sentence} and {mask}, for --pooling mask.")
     ] = None,
     text_form: Annotated[
-        str, typer.Option("--text_form", help="STS: tokenized (as the papers) or raw.")
+        str, typer.Option("--text_form", help="Text form of STS: tokenized (as in the papers) or raw.")
     ] = "tokenized",
-    mode: Annotated[str, typer.Option("--mode", help="transfer: test, or dev (the training side only).")] = "test",
-    seed: Annotated[int, typer.Option("--seed", help="Of transfer's folds.")] = 1111,
+    mode: Annotated[str, typer.Option("--mode", help="Mode of transfer: test, or dev (training side only).")] = "test",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of transfer's folds.")] = 1111,
     max_length: Annotated[
-        int | None, typer.Option("--max_length", help="Tokens; the model's limit if left out.")
+        int | None, typer.Option("--max_length", help="Truncate at this many tokens; default: the model's limit.")
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch_size", help="Rows in a batch at most.")] = 64,
+    batch_size: Annotated[int, typer.Option("--batch_size", help="Maximum rows in a batch.")] = 64,
     device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, cuda:1; the GPU where there is one.")
+        str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one.")
     ] = None,
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
     imports: Imports = None,
@@ -53,12 +83,17 @@ def evaluate(
     with one_line_errors():
         if output is not None and output.suffix != ".json":
             raise ValueError(f"--output must end in .json, got {output.name!r}")
-        if data_dir is None:
-            raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the sets")
-        from csekit.evaluation.suites import SuiteOptions, resolve_suites
+        if classification_dev is not None and classification is None:
+            raise ValueError("--classification_dev needs --classification TRAIN TEST")
+        files = (*(classification or ()), *([classification_dev] if classification_dev else []))
+        from csekit.evaluation.suites import SuiteOptions, own_data, resolve_suites
 
         quiet_transformers()
-        chosen = resolve_suites(tasks)
+        chosen = own_data(pairs or (), retrieval or (), files)
+        if tasks is not None or not chosen:
+            chosen = {**resolve_suites(tasks or "sts"), **chosen}
+        if data_dir is None and any(":" not in name for name in chosen):
+            raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the sets")
         options = SuiteOptions(text_form, mode, seed, progress)
         arguments = {"pooling": pooling, "max_length": max_length, "device": device}
         arguments |= {"prompt_template": prompt_template, "batch_size": batch_size}
@@ -67,29 +102,34 @@ def evaluate(
 
 
 def _score(
-    path: str, chosen: dict[str, tuple[str, ...]], data_dir: str, options: Any, encoder_arguments: Any, target: Any
+    path: str,
+    chosen: dict[str, tuple[str, ...]],
+    data_dir: str | None,
+    options: Any,
+    encoder_arguments: Any,
+    target: Any,
 ) -> None:
-    """Load data, then the encoder; print each suite's scores as it finishes, and write them where asked to."""
-    from csekit.evaluation.record import Record
-    from csekit.evaluation.suites import SUITES, check_encoder, load_suites, score_suites, suite_settings
+    """Load data, then the encoder; print each suite's scores when it finishes, and write them to ``--output``."""
+    from csekit.evaluation.suite_results import SuiteResults
+    from csekit.evaluation.suites import check_encoder, load_suites, score_suites, suite_key, suite_settings
 
     output, title, overwrite = target
     data = load_suites(chosen, data_dir, options)
     encoder = _load(path, *encoder_arguments)
     check_encoder(encoder, data)
-    record = None
+    results = None
     if output is not None:
-        settings = {SUITES[name].key: suite_settings(name, tasks, options) for name, tasks in chosen.items()}
-        record = Record(output, _run(path, encoder), encoder.name, title, settings, overwrite)
+        settings = {suite_key(name): suite_settings(name, tasks, options) for name, tasks in chosen.items()}
+        results = SuiteResults(output, _run(path, encoder), encoder.name, title, settings, overwrite)
     for name, scores, seconds in score_suites(encoder, data, options):
         typer.echo(table(*scores.table()))
         typer.echo(f"{encoder.name}: {name}, {seconds:.1f} s{_counts(encoder, scores)}\n")
-        if record is not None:
-            typer.echo(f"written: {record.add(SUITES[name].key, scores, seconds)}")
+        if results is not None:
+            typer.echo(f"written: {results.add(suite_key(name), scores, seconds)}")
 
 
 def _load(path: str, arguments: dict[str, Any], whitening: dict[str, Any]) -> "TextEncoder":
-    """The encoder that the command line describes."""
+    """Load the encoder that the command line describes."""
     from csekit.encoding import load_encoder
     from csekit.evaluation.baselines import TfidfEncoder, Whitening, corpus_sentences, static_encoder
 
@@ -112,7 +152,7 @@ def _load(path: str, arguments: dict[str, Any], whitening: dict[str, Any]) -> "T
 
 
 def _run(path: str, encoder: "TextEncoder") -> dict[str, Any]:
-    """Which encoder: two results files with an equal ``run`` are of one."""
+    """Describe the encoder; two results files with an equal ``run`` are of the same one."""
     from csekit.encoding import checksum
     from csekit.encoding.onnx import onnx_file
 
@@ -122,7 +162,7 @@ def _run(path: str, encoder: "TextEncoder") -> dict[str, Any]:
 
 
 def _counts(encoder: "TextEncoder", scores: Any) -> str:
-    """How many sentences were encoded and cut, where the scores tell."""
+    """Report how many sentences were encoded and cut, if the scores hold it."""
     if not hasattr(scores, "text_form"):
         return ""
     cut = "" if encoder.max_length is None else f", {scores.truncated} cut at {encoder.max_length} tokens"

@@ -1,4 +1,4 @@
-"""A results file that grows by suites: what it holds already is kept, scores are written as each suite finishes."""
+"""Grow a results file by suites: keep what it holds, and write the scores of each suite when it finishes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,19 +8,19 @@ from csekit.encoding.provenance import environment
 from csekit.evaluation.results import read_results, read_similarities, write_results
 
 
-class Record:
-    """``NAME.json`` of one encoder.
+class SuiteResults:
+    """The results file ``NAME.json`` of one encoder.
 
     Layout: ``run`` (encoder and weights), ``name``, ``title``, ``suites`` (key to settings, environment), one entry of
-    scores a suite, ``seconds``; similarities beside it.
+    scores per suite, ``seconds``; similarities beside it.
 
     Arguments:
-        path: ends in .json.
-        run: says which encoder: a file of another one is never touched.
-        name: of the encoder.
-        title: of its row in tables; None: as it is in the file, or the name.
+        path: path that ends in .json.
+        run: description of the encoder; a file of another encoder is never changed.
+        name: name of the encoder.
+        title: title of its row in tables. None: the file's, or the name.
         settings: key to settings of the suites to come.
-        overwrite: begin the file anew.
+        overwrite: start the file anew.
 
     Raises:
         FileExistsError: the file is of another encoder, or holds one of these suites with other settings.
@@ -61,7 +61,7 @@ class Record:
         self._content |= old
 
     def add(self, key: str, scores: Any, seconds: float) -> Path:
-        """Write the scores of a suite (an object with ``to_dict`` and, where it has them, ``similarities``)."""
+        """Write the scores of a suite: an object with ``to_dict`` and optionally ``similarities``."""
         found = environment()
         self._content[key] = scores.to_dict()
         self._content["suites"][key] = {"settings": self.settings[key], "environment": found}

@@ -1,0 +1,108 @@
+"""Anyone's own files: labelled texts as a transfer task, pairs with their scores, mteb's tasks by name."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from csekit.evaluation.mteb_adapter import evaluate_mteb, load_mteb_task, mteb_sts_tasks
+from csekit.evaluation.own_data import load_classification, score_pair_file
+from csekit.evaluation.pairs import Pairs, read_pairs
+from csekit.evaluation.sts import evaluate_pairs, evaluate_sts
+from csekit.evaluation.sts_data import STSTask
+from csekit.evaluation.transfer import evaluate_transfer
+
+
+def letters(texts: list[str]) -> np.ndarray:
+    return np.array([[text.count(chr(97 + i)) + 0.1 * i for i in range(26)] for text in texts])
+
+
+def write(path: Path, head: str, rows: list[str]) -> Path:
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return path
+
+
+def test_labelled_texts_are_a_transfer_task(tmp_path: Path) -> None:
+    rows = [f"{'dog' if i % 2 else 'cat'} {'x' * (i % 5)}y\t{'bark' if i % 2 else 'meow'}" for i in range(30)]
+    train, test = write(tmp_path / "pets.tsv", "text\tlabel", rows), write(tmp_path / "t.tsv", "text\tlabel", rows[:7])
+    task = load_classification(train, test)
+    assert task.name == "pets"
+    assert list(task.splits) == ["train", "test"]
+    assert task.splits["test"].columns == (("cat y", "dog xy", "cat xxy", "dog xxxy", "cat xxxxy", "dog y", "cat xy"),)
+    assert task.splits["test"].labels.tolist() == [1, 0, 1, 0, 1, 0, 1]
+    assert evaluate_transfer(letters, [task]).tasks["pets"].accuracy == 100
+    with_dev = load_classification(train, test, dev=test, name="mine")
+    assert (with_dev.name, list(with_dev.splits)) == ("mine", ["train", "dev", "test"])
+
+
+def test_pairs_and_csv(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    train = write(tmp_path / "folder/train.csv", "label,sentence2,sentence1", ['no,"b, c",a', "yes,d,d"])
+    task = load_classification(train, train)
+    assert task.name == "folder", "a file that is called train says nothing"
+    assert task.splits["train"].columns == (("a", "d"), ("b, c", "d"))
+    assert task.splits["train"].labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "message"),
+    [
+        (
+            "text\tclass",
+            "a\tx",
+            r"test\.tsv, line 1: label must be one of the columns \['text', 'class'\]",
+        ),
+        ("text\tlabel", "a\tz", r"test\.tsv, line 2, field label: must be a label of train\.tsv, got 'z'"),
+        ("text\tlabel", " \tx", r"test\.tsv, line 2, field text \('text'\): must not be empty"),
+        ("text\tlabel", "a", r"test\.tsv, line 2, field label \('label'\): must be column 2, the line has 1"),
+        ("text\tlabel", "", r"test\.tsv: must hold labelled rows"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, head: str, row: str, message: str) -> None:
+    train = write(tmp_path / "train.tsv", "text\tlabel", ["a\tx", "b\ty"])
+    with pytest.raises(ValueError, match=message):
+        load_classification(train, write(tmp_path / "test.tsv", head, [row]))
+
+
+def test_a_file_of_pairs(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.tsv", "sentence1\tsentence2\tscore", ["a b\tb a\t1", "a\tc\t0", "dd\td\t1"])
+    pairs = read_pairs(path)
+    scores = score_pair_file(letters, pairs)
+    assert scores.to_dict()["tasks"]["mine"].items() >= evaluate_pairs(letters, pairs).items()
+    assert scores.to_dict()["tasks"]["mine"]["checksum"] == scores.checksum
+    head, rows = scores.table()
+    assert head == ["Pairs x100", "spearman", "pearson", "n", "ap", "accuracy", "threshold"]
+    assert (rows[0][0], rows[0][3], len(rows[0])) == ("mine", "3", len(head))
+
+
+@pytest.fixture
+def mteb(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return pytest.importorskip("mteb", reason="needs the extra mteb")
+
+
+def test_an_mteb_task_by_name(mteb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    first, second = (tuple("".join(rng.choice(list("abcd "), 12)) + "e" for _ in range(40)) for _ in range(2))
+    sets = [STSTask("STS12", (Pairs("one", first, second, rng.integers(0, 11, 40) / 2),))]
+    (local,) = mteb_sts_tasks(sets)
+    local.load_data = lambda: None
+    monkeypatch.setattr(mteb, "get_task", {"STS12": local}.__getitem__)
+    scores = evaluate_mteb(letters, load_mteb_task("STS12"))
+    assert scores.main_score == pytest.approx(evaluate_sts(letters, sets).tasks["STS12"].all, abs=1e-2)
+    assert scores.to_dict()["metric"] == "cosine_spearman"
+    assert scores.splits["test"][0]["main_score"] == pytest.approx(scores.main_score / 100)
+    assert scores.table()[1] == [["STS12-tokenized", "cosine_spearman", f"{scores.main_score:.2f}"]]
+    with pytest.raises(ValueError, match="mteb has no task 'STS99'"):
+        load_mteb_task("STS99")
+
+
+def test_data_that_cannot_be_fetched_are_an_error_that_names_the_task(mteb: Any, monkeypatch: Any) -> None:
+    class Task:
+        def load_data(self) -> None:
+            raise RuntimeError("no\nnetwork")
+
+    monkeypatch.setattr(mteb, "get_task", lambda name: Task())
+    with pytest.raises(OSError, match="mteb cannot load Nearby: no network"):
+        load_mteb_task("Nearby")
