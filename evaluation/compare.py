@@ -41,7 +41,7 @@ class Difference:
         return asdict(self)
 
 
-class _Ranks:
+class Ranks:
     """Compute the ranks of one column of values in many resamples, ties at their average rank."""
 
     def __init__(self, values_P: np.ndarray) -> None:
@@ -59,7 +59,7 @@ class _Ranks:
         return ranks_RG[:, self.group_P], np.einsum("rg,rg,rg->r", counts_RG, ranks_RG, ranks_RG)
 
 
-def resampled_spearman(gold: _Ranks, systems: Sequence[_Ranks], counts_RP: np.ndarray) -> np.ndarray:
+def resampled_spearman(gold: Ranks, systems: Sequence[Ranks], counts_RP: np.ndarray) -> np.ndarray:
     """Return Spearman with gold in each resample, averaged over ``systems``: (R,). A constant resample gives 0."""
     gold_RP, gold_R = gold.centred(counts_RP)
     weighted_RP = gold_RP * counts_RP
@@ -84,8 +84,8 @@ def bootstrap(
         sides: similarities (P,), one array per seed; Spearman is averaged over seeds.
     """
     rng = rng or np.random.default_rng(0)
-    size, ranks = len(gold), _Ranks(gold)
-    systems = [[_Ranks(values) for values in side] for side in sides]
+    size, ranks = len(gold), Ranks(gold)
+    systems = [[Ranks(values) for values in side] for side in sides]
     scores = [np.empty(resamples) for _ in sides]
     for start in range(0, resamples, _BLOCK):
         rows = min(_BLOCK, resamples - start)

@@ -1,7 +1,8 @@
 """Draw without a display and without global state: style, colours, markers, saving. matplotlib is loaded on use.
 
 Colours are those of Okabe & Ito (2008), which people with any colour vision can tell apart; their yellow is left out
-because it is faint on white. Colour is never the only difference: each item also has a marker, a hatch, a line style or a name.
+because it is faint on white. Colour is never the only difference: each item also has a marker, a hatch, a line style
+or a name.
 """
 
 from collections.abc import Callable, Sequence

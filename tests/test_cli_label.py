@@ -46,7 +46,9 @@ def test_score_skip_back_quit_and_go_on(corpus: Path, tiny_folder: Path) -> None
     assert found.exit_code == 0 and "2 of 6 pairs are scored already" in found.output
     assert "3 of 6 pairs scored" in found.output and "--dev_file" in found.output
     found = run(*words, keys="b\n0\n2\n2\n2\n")  # back to a pair of an earlier session
-    assert found.exit_code == 0 and "[3/6] (scored 1)" in found.output and "6 of 6 pairs scored" in found.output
+    assert found.exit_code == 0
+    assert "[3/6] (scored 1)" in found.output
+    assert "6 of 6 pairs scored" in found.output
     pairs = read_pairs(path)
     assert pairs.scores.tolist() == [5, 4.25, 0, 2, 2, 2]
     assert len({frozenset(pair) for pair in zip(pairs.sentences1, pairs.sentences2, strict=True)}) == 6
@@ -55,7 +57,9 @@ def test_score_skip_back_quit_and_go_on(corpus: Path, tiny_folder: Path) -> None
 
 def test_back_at_the_first_pair(corpus: Path, tiny_folder: Path) -> None:
     found = run(*command(corpus, tiny_folder), keys="back\nquit\n")
-    assert found.exit_code == 0 and "this is the first pair" in found.output and "0 of 6" in found.output
+    assert found.exit_code == 0
+    assert "this is the first pair" in found.output
+    assert "0 of 6" in found.output
 
 
 def test_at_a_real_terminal(corpus: Path) -> None:
@@ -125,5 +129,7 @@ def test_errors_are_one_line(corpus: Path, tiny_folder: Path, change: dict[str, 
     for option, value in change.items():
         words[words.index(option) + 1] = value
     found = run(*words)
-    assert found.exit_code == 2 and message in found.output and found.output.count("\n") == 1, found.output
+    assert found.exit_code == 2, found.output
+    assert message in found.output
+    assert found.output.count("\n") == 1
     assert not (corpus.parent / "dev.pairs.json").exists()

@@ -60,7 +60,9 @@ def test_errors_are_one_line(tiny_folder: Path, corpus: Path, arguments: list[st
     words = [str(corpus) if word == "CORPUS" else word for word in arguments]
     pooling = ("--pooling_a", "cls", "--pooling_b", "cls", "--no_progress")
     found = run(tiny_folder, tiny_folder, "--corpus", corpus, *pooling, *words)
-    assert found.exit_code == 2 and message in found.output and found.output.count("\n") == 1, found.output
+    assert found.exit_code == 2, found.output
+    assert message in found.output
+    assert found.output.count("\n") == 1
 
 
 def test_labels_tell_the_models_apart() -> None:

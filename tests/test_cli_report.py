@@ -60,8 +60,12 @@ def test_a_page_about_two_runs(tmp_path: Path, runs: list[Path], corpus: Path) -
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     data = json.loads(text)
     assert [side["label"] for side in data["runs"]] == ["simcse", "informin"] and data["runs"][0]["size"] == 32
-    assert len(data["sentences"]) == 5 and set(data["sentences"]) < set(SENTENCES) and "drawn from 6" in page
-    assert "<title>Two runs</title>" in page and 'alt="cosine by rating"' in page and str(tmp_path) not in page
+    assert len(data["sentences"]) == 5
+    assert set(data["sentences"]) < set(SENTENCES)
+    assert "drawn from 6" in page
+    assert "<title>Two runs</title>" in page
+    assert 'alt="cosine by rating"' in page
+    assert str(tmp_path) not in page
     again = run(*words, "-o", tmp_path / "again.html", "--title", "Two runs")
     assert again.exit_code == 0 and (tmp_path / "again.html").read_text(encoding="utf-8") == page
 
@@ -91,7 +95,9 @@ def test_errors_are_one_line(
 ) -> None:
     words = [str(corpus) if word == "CORPUS" else word for word in arguments]
     found = run(*runs, "-o", tmp_path / "report.html", *words)
-    assert found.exit_code == 2 and message in found.output and found.output.count("\n") == 1, found.output
+    assert found.exit_code == 2, found.output
+    assert message in found.output
+    assert found.output.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
 
 
@@ -192,7 +198,9 @@ def test_nothing_is_wider_than_the_screen(opened: Any) -> None:
         assert opened.evaluate("document.documentElement.scrollWidth") == width
         for figure in opened.locator("#curves figure").all():
             box = figure.bounding_box()
-            assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["width"] >= 300
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width
+            assert box["width"] >= 300
     overlaps = """() => [...document.querySelectorAll('#curves svg')].flatMap(svg => {
         const boxes = [...svg.querySelectorAll('text')].map(text => text.getBoundingClientRect());
         return boxes.flatMap((a, i) => boxes.slice(i + 1).filter(b => a.left < b.right && b.left < a.right

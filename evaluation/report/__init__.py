@@ -1,1 +1,1 @@
-"""One HTML page about training runs, and the tables, charts and papers' rows that it shows."""
+"""Write one HTML page about training runs, with tables, charts and the papers' rows."""

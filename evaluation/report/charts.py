@@ -1,4 +1,4 @@
-"""Line charts as SVG text: no library, no script, legible at any width."""
+"""Draw line charts as SVG text, without a library and without scripts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 12, 40
 
 
 def style(i: int) -> tuple[str, str]:
-    """(colour, dash) of the i-th run; no two of the first 32 are the same."""
+    """Return (colour, dash) of the i-th run; the first 32 all differ."""
     return COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
 
 
@@ -25,19 +25,19 @@ def line_chart(
     marks: Mapping[str, float] | None = None,
     may_be_log: bool = False,
 ) -> str:
-    """An SVG element with a line a series over training steps.
+    """Return an SVG element with one line per series over training steps.
 
     Arguments:
         series: name to (step, value); values that are not finite break the line.
         styles: name to (colour, dash).
-        title: for those who hear the page.
-        y_label: what the values are, with their unit; nothing where the title says it.
-        marks: name to a step that gets a ring (the checkpoint that was kept).
-        may_be_log: make the vertical axis logarithmic, and say so, where all values are positive and span more than
-            a factor of 50.
+        title: title for screen readers.
+        y_label: name and unit of the values; empty if the title names them.
+        marks: name to the step that gets a ring (the checkpoint that was kept).
+        may_be_log: use a logarithmic vertical axis, and label it so, if all values are positive and span more than a
+            factor of 50.
 
     Returns:
-        the element, or nothing where no value is finite.
+        the element, or an empty string if no value is finite.
     """
     points = [p for line in series.values() for p in line if math.isfinite(p[1])]
     if not points:
@@ -124,7 +124,7 @@ def _line(
 
 
 class _Scale:
-    """Values between two numbers to pixels between two others."""
+    """Map values between two numbers to pixels between two others."""
 
     def __init__(self, low: float, high: float, start: float, stop: float, log: bool) -> None:
         self.log, self.start, self.stop = log, start, stop
@@ -138,7 +138,7 @@ class _Scale:
 
 
 def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """At most ``most`` + 1 round numbers that reach from at most ``low`` to at least ``high``."""
+    """Return at most ``most`` + 1 round numbers from at most ``low`` to at least ``high``."""
     if high <= low:
         margin = abs(low) * 0.1
         low, high = (low - margin, high + margin) if margin else (0.0, 1.0)
@@ -156,7 +156,7 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def number(value: float, ticks: Sequence[float]) -> str:
-    """A tick's label: decimals as they are needed, powers of ten where the ticks are very small, large, or both."""
+    """Return a tick's label: decimals as needed, powers of ten if the ticks are very small, very large, or both."""
     sizes = [abs(tick) for tick in ticks if abs(tick) > 1e-12]
     if abs(value) < 1e-12:
         return "0"

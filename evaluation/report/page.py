@@ -1,4 +1,4 @@
-"""One self-contained HTML page about one or several runs: scores, curves, figures, nearest neighbours, settings.
+"""Build one self-contained HTML page about runs: scores, curves, figures, nearest neighbours, settings.
 
 Shape suffixes: N sentences, H embedding size.
 """
@@ -32,13 +32,13 @@ _DEV_LABELS = {
 
 @dataclass(frozen=True)
 class SearchData:
-    """What the page's nearest-neighbour search works on.
+    """The data of the page's nearest-neighbour search.
 
     Arguments:
-        name: of the corpus.
+        name: name of the corpus.
         sentences: N distinct strings.
-        embeddings: label of a run to (N, H), any floating type. Runs that are left out have no search.
-        total: sentences of the corpus that these were drawn from.
+        embeddings: label of a run to (N, H), any floating type. Runs that are not in it have no search.
+        total: number of sentences in the corpus.
     """
 
     name: str
@@ -48,7 +48,7 @@ class SearchData:
 
 
 def quantise(embeddings_NH: np.ndarray) -> np.ndarray:
-    """(N, H) int8: each row scaled so that its largest number is ±127. Cosines are off by less than 0.01.
+    """Quantise to (N, H) int8: each row is scaled so that its largest number is ±127. Cosines change by < 0.01.
 
     Raises:
         ValueError: a value that is not finite.
@@ -61,7 +61,7 @@ def quantise(embeddings_NH: np.ndarray) -> np.ndarray:
 
 
 def find_figures(runs: Sequence[ReportRun], given: Sequence[str | Path] = ()) -> list[Path]:
-    """The PNG and SVG files that are given, those of folders that are given, and those in ``figures/`` of the runs.
+    """List the given PNG and SVG files, those in given folders, and those in ``figures/`` of the runs.
 
     Raises:
         FileNotFoundError: no such file or folder.
@@ -92,16 +92,16 @@ def build_report(
     figures: Sequence[Path] = (),
     note: str = "No corpus was given, so there is no search (--corpus).",
 ) -> str:
-    """The page as a string. Everything that comes from runs, sentences and file names is escaped, and a content
-    security policy allows no script but the page's own and no request at all.
+    """Build the page as a string. Text from runs, sentences and file names is escaped; a content security policy
+    allows the page's own script and no request.
 
-    Size: the embeddings take N·H·4/3 bytes a run, figures 4/3 of their files; the rest is some 100 kB.
+    Size: embeddings take N·H·4/3 bytes per run, figures 4/3 of their files; the rest is some 100 kB.
 
     Arguments:
         runs: from ``read_run``, with different labels.
         search: sentences with their embeddings.
         figures: PNG or SVG files.
-        note: says why there is no search, where there is none.
+        note: reason that the page shows if it has no search.
 
     Raises:
         ValueError: no runs, a label twice, embeddings that do not fit the sentences.
@@ -140,7 +140,7 @@ def build_report(
 
 
 def write_report(path: str | Path, page: str, max_megabytes: float = 20.0) -> Path:
-    """Write the page, whole or not at all.
+    """Write the page atomically.
 
     Raises:
         ValueError: the page is larger than ``max_megabytes``, or the file's name does not end in .html.
@@ -197,13 +197,13 @@ def _search(search: SearchData, labels: Sequence[str], markup: Any) -> dict[str,
             {"label": label, "index": labels.index(label), "size": embeddings_NH.shape[1], "embeddings": data}
         )
     content = json.dumps({"sentences": list(search.sentences), "runs": sides}, ensure_ascii=False)
-    for sign in "<>&\u2028\u2029":  # nothing in it may end the script element
+    for sign in "<>&\u2028\u2029":  # so that no sentence ends the script element
         content = content.replace(sign, f"\\u{ord(sign):04x}")
     return {"name": search.name, "sentences": search.sentences, "total": search.total, "json": markup(content)}
 
 
 def _facts(run: ReportRun) -> list[tuple[str, str]]:
-    """The run in a few lines."""
+    """Describe the run in a few lines."""
     content, found = run.content, []
     for name in ("method", "backbone", "seed"):
         if content.get(name) is not None:
@@ -228,7 +228,7 @@ def _facts(run: ReportRun) -> list[tuple[str, str]]:
 
 
 def _charts(runs: Sequence[ReportRun]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(loss terms and dev scores, diagnostics), a chart a name with a line a run."""
+    """Draw (loss terms and dev scores, diagnostics): one chart per name, one line per run."""
     styles = {run.label: style(i) for i, run in enumerate(runs)}
     kept = {run.label: float(dev["step"]) for run in runs if (dev := run.content.get("dev") or {}).get("metric")}
 

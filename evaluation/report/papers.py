@@ -1,4 +1,4 @@
-"""What the papers print, read from ``papers.yaml``: the rows that a report shows beside ours."""
+"""Read the papers' printed scores from ``papers.yaml``, which a report shows beside ours."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class PaperRow:
 
 @cache
 def paper_table(name: str) -> tuple[PaperRow, ...]:
-    """All rows of ``sts``, ``transfer``, ``stsb_retrieval``, ``beir`` or ``geometry``.
+    """Return all rows of ``sts``, ``transfer``, ``stsb_retrieval``, ``beir`` or ``geometry``.
 
     Raises:
         ValueError: another name.
@@ -47,11 +47,11 @@ def paper_table(name: str) -> tuple[PaperRow, ...]:
 
 
 def rows_beside(name: str, methods: Iterable[str | None], backbones: Iterable[str | None]) -> list[PaperRow]:
-    """The rows that say something about runs of these methods on these backbones.
+    """Choose the papers' rows to show beside runs of these methods on these backbones.
 
-    Of each method the paper that it comes from, with that paper's own SimCSE; for SimCSE alone the first paper's row;
-    of every method where none is known (joint objectives, a plain encoder). On the backbones that the runs have, or on
-    BERT-base where the papers have none of them.
+    A method gets the rows of its own paper, with that paper's SimCSE; SimCSE alone gets the first paper's row. An
+    unknown method (joint objectives, a plain encoder) gets every paper's. The rows are those on the runs' backbones,
+    or on BERT-base if the papers have none of them.
     """
     rows = paper_table(name)
     printed = {row.backbone.lower() for row in rows}
@@ -78,6 +78,6 @@ def rows_beside(name: str, methods: Iterable[str | None], backbones: Iterable[st
 
 
 def _backbone(name: str | None) -> str:
-    """``bert-base`` for bert-base-uncased, ``roberta-large`` for FacebookAI/roberta-large."""
+    """Shorten a name: bert-base-uncased to ``bert-base``, FacebookAI/roberta-large to ``roberta-large``."""
     words = (name or "").lower().rpartition("/")[2].split("-")
     return "-".join(words[:2])

@@ -1,4 +1,4 @@
-"""What a training run left behind, gathered for a report."""
+"""Read the files of a training run for a report."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,22 @@ from csekit.evaluation.results import FORMAT, read_results
 #: Term to its points: (step, value).
 Curves = dict[str, list[tuple[float, float]]]
 
-#: What other commands measure of a run: their results files may lie beside its own.
+#: Sections that other commands write: their results files may lie beside the run's own.
 _SECTIONS = ("test", "transfer", "retrieval", "geometry", "clustering", "classification")
 
 
 @dataclass(frozen=True)
 class ReportRun:
-    """A run as a report shows it; everything but the label may be missing.
+    """A run in a report; all fields but the label may be missing.
 
     Arguments:
-        label: its name in the report.
-        folder: where its encoder lies, None for a results file alone.
-        content: the results file, with the sections of others beside it; empty for a run that has none yet.
+        label: name of the run in the report.
+        folder: folder of its encoder, None for a results file alone.
+        content: the results file, with sections of other files beside it; empty if the run has none yet.
         losses: ``loss`` and ``loss/TERM`` over steps.
-        dev: the dev scores over steps; step 0 is before training.
+        dev: dev scores over steps; step 0 is before training.
         diagnostics: all other numbers of the log over steps.
-        missing: what was looked for in vain, a sentence each.
+        missing: one sentence for each missing part.
     """
 
     label: str
@@ -39,13 +39,13 @@ class ReportRun:
 
 
 def read_run(path: str | Path, label: str) -> ReportRun:
-    """A run's folder, or a results file.
+    """Read a run's folder, or a results file.
 
-    A folder without ``results.json`` (a run that goes on, or was broken off) gives the log of its last checkpoint. One
-    that holds an encoder alone gives neither scores nor curves.
+    A folder without ``results.json`` (the run continues, or was interrupted) gives the log of its last checkpoint. A
+    folder with an encoder alone gives neither scores nor curves.
 
     Raises:
-        FileNotFoundError: no such file, or a folder that holds neither results, nor a log, nor an encoder.
+        FileNotFoundError: no such file, or a folder without results, log and encoder.
         ValueError: a results file that cannot be read.
     """
     path = Path(path)
@@ -64,7 +64,7 @@ def read_run(path: str | Path, label: str) -> ReportRun:
 
 
 def _with_others(folder: Path) -> dict[str, Any]:
-    """``results.json`` and, for what it lacks, the other results files of the folder, in the order of their names."""
+    """Read ``results.json`` and take missing sections from the folder's other results files, ordered by name."""
     main = folder / "results.json"
     content = read_results(main) if main.is_file() else {}
     for path in sorted(folder.glob("*.json")):
@@ -83,7 +83,7 @@ def _json(path: Path) -> Any:
 
 
 def _last_log(folder: Path) -> dict[str, Any]:
-    """``log`` and ``dev`` of the trainer's state with the most steps, as a results file has them."""
+    """Read ``log`` and ``dev`` from the trainer's state with the most steps, in the form of a results file."""
     states = [
         state
         for path in [folder / "training/trainer_state.json", *folder.glob("training/checkpoint-*/trainer_state.json")]
@@ -122,7 +122,7 @@ def _gathered(label: str, folder: Path | None, content: Mapping[str, Any], missi
 
 
 def _curves(entries: Sequence[Mapping[str, Any]], without: Sequence[str] = ()) -> Curves:
-    """The numbers of log entries over steps, by name; entries of equal step keep the last."""
+    """Map name to the numbers of log entries over steps; of equal steps the last is kept."""
     curves: dict[str, dict[float, float]] = {}
     for entry in entries:
         for name, value in entry.items():

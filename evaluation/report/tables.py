@@ -1,4 +1,4 @@
-"""The tables of a report: the runs' scores with the papers' rows beside them, their settings, their environment."""
+"""Build the tables of a report: scores of the runs and of the papers, settings, environment."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ Scores = Mapping[str, float | None]
 
 
 def score_tables(runs: Sequence[ReportRun]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Tables as the template takes them, and a sentence for each kind of score that no run has."""
+    """Return tables for the template, and a sentence for each kind of score that no run has."""
     tables, absent = [], []
     for kind, make in (("STS", _sts), ("transfer", _transfer), ("retrieval", _retrieval), ("geometry", _geometry)):
         found = make(runs)
@@ -44,7 +44,8 @@ def _table(
     papers: Sequence[PaperRow],
     decimals: int = 2,
 ) -> dict[str, Any]:
-    """Rows of (label, kind, scores) and of the papers under ``head``; bold is the best of several runs."""
+    """Build a table with the columns ``head`` from our (label, kind, scores) and the papers' rows; the best of several
+    runs is bold."""
     trained = [scores for _, kind, scores in ours if kind == "ours"]
     best = {}
     for column in head if len(trained) > 1 and decimals == 2 else ():
@@ -109,7 +110,7 @@ def _transfer(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
 
 
 def _number(value: Any) -> float | None:
-    """A score as it stands, or of a task's mapping."""
+    """Return a number, or the score in a task's mapping."""
     if isinstance(value, Mapping):
         return next((_number(value[name]) for name in ("accuracy", "test", "all") if name in value), None)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -130,7 +131,7 @@ def _retrieval(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
 
 
 def _retrieval_papers(name: str, runs: Sequence[ReportRun]) -> list[PaperRow]:
-    """InfoCSE asks with 97 sentences, DiffCSE with 194; BEIR's collections stand in InfoCSE's table alone."""
+    """Choose the papers' rows: InfoCSE has 97 queries, DiffCSE 194; only InfoCSE has BEIR's collections."""
     asked_by = {"STS-B, 97 queries": "InfoCSE", "STS-B, 194 queries": "DiffCSE"}
     if name in asked_by:
         return [row for row in paper_table("stsb_retrieval") if row.source.startswith(asked_by[name])]
@@ -154,7 +155,7 @@ def _geometry(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
 
 
 def settings_tables(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
-    """What the runs were made with, a row a field; rows in which the runs differ are marked."""
+    """Build the tables of settings, one row per field; rows in which the runs differ are marked."""
     tables = []
     for title, sections in (
         (
@@ -175,7 +176,7 @@ def settings_tables(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings to dotted names; ``config.`` and ``environment.`` go without saying."""
+    """Flatten nested mappings to dotted names, without the prefixes ``config.``, ``arguments.``, ``environment.``."""
     if not isinstance(value, Mapping):
         return {prefix: value}
     found: dict[str, Any] = {}

@@ -75,7 +75,9 @@ def test_a_seed_gives_the_same_digits_and_leaves_the_global_state(topics: tuple[
     before = np.random.get_state()[1].copy()
     first, second = score_clusters(rows, labels, SMALL), score_clusters(rows, labels, SMALL)
     assert np.array_equal(np.random.get_state()[1], before)
-    assert first.to_dict() == second.to_dict() and first.map is not None and second.map is not None
+    assert first.to_dict() == second.to_dict()
+    assert first.map is not None
+    assert second.map is not None
     assert np.array_equal(first.map.points, second.map.points) and first.map.points.shape == (40, 2)
     assert set(first.map.clusters) <= set(range(6))
     other = score_clusters(rows, labels, ClusteringOptions(**{**vars(SMALL), "seed": 7}))
@@ -115,7 +117,9 @@ def test_the_suite_reads_encodes_and_clusters(titles: Path) -> None:
         )
 
     scores = clustering_suite(encoder, titles.parent, SMALL)
-    assert scores.v_measure == scores.accuracy == 100 and scores.labels == 3 and len(scores.checksum) == 64
+    assert scores.v_measure == scores.accuracy == 100
+    assert scores.labels == 3
+    assert len(scores.checksum) == 64
     (titles.parent / "senteval").mkdir()
     found, labels = load_stackoverflow(titles.parent / "senteval")  # stands beside
     assert found[1] == "oracle title 1" and labels[:4].tolist() == [0, 1, 2, 0]

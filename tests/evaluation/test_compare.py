@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from csekit.evaluation.compare import _Ranks, bootstrap, bootstrap_averages, compare_runs, p_value, resampled_spearman
+from csekit.evaluation.compare import Ranks, bootstrap, bootstrap_averages, compare_runs, p_value, resampled_spearman
 from csekit.evaluation.results import write_results
 from csekit.evaluation.sts_data import STS_TASKS
 
@@ -26,7 +26,7 @@ def test_a_resample_scores_as_scipy_scores_the_drawn_pairs() -> None:
     gold, similarity = rng.integers(0, 5, 30).astype(float), rng.normal(size=30).round(1)
     drawn = rng.integers(30, size=(8, 30))
     counts = np.stack([np.bincount(row, minlength=30) for row in drawn]).astype(float)
-    found = resampled_spearman(_Ranks(gold), [_Ranks(similarity)], counts)
+    found = resampled_spearman(Ranks(gold), [Ranks(similarity)], counts)
     wanted = [spearmanr(gold[row], similarity[row]).statistic for row in drawn]
     np.testing.assert_allclose(found, wanted, atol=1e-12)
 

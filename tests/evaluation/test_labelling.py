@@ -60,8 +60,12 @@ def test_every_answer_is_on_disk_at_once(tmp_path: Path) -> None:
     for i, score in [(2, 3.25), (0, 5), (1, 0.1), (2, 4)]:
         file.set(i, score)
         again = ScoreFile.resume(path, ORIGIN)
-        assert again is not None and again.scores == file.scores and again.scores[i] == score
-    assert again is not None and again.open() == [3] and again.pairs[2] == ("ü", "f g")
+        assert again is not None
+        assert again.scores == file.scores
+        assert again.scores[i] == score
+    assert again is not None
+    assert again.open() == [3]
+    assert again.pairs[2] == ("ü", "f g")
     assert path.read_text(encoding="utf-8").splitlines() == [
         "sentence1\tsentence2\tscore", "a\tb\t5.0", 'c "\td # e\t0.1', "ü\tf g\t4.0"]  # fmt: skip
     pairs = read_pairs(path)

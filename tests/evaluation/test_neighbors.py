@@ -41,12 +41,16 @@ def test_shared_neighbors_and_files(tmp_path: Path) -> None:
     upside_down = lambda texts: first(texts) * (1, -1) + (0, 1)  # noqa: E731
     answers = nearest_neighbors([first, upside_down], ["a", "b", "c", "d"], ["q"], k=2)
     sides = [[neighbor.sentence for neighbor in side] for side in answers[0].found]
-    assert sides == [["b", "d"], ["a", "b"]] and answers[0].shared() == {"b"} and shared_fraction(answers) == 0.5
+    assert sides == [["b", "d"], ["a", "b"]]
+    assert answers[0].shared() == {"b"}
+    assert shared_fraction(answers) == 0.5
     rows = write_neighbors(tmp_path / "n.tsv", answers, ["A", "B"], {}).read_text().splitlines()
     assert rows[0] == "query\tmodel\trank\tcosine\tsentence" and len(rows) == 5
     assert rows[1].split("\t")[:3] == ["q", "A", "1"] and rows[4].split("\t")[:3] == ["q", "B", "2"]
     content = json.loads(write_neighbors(tmp_path / "n.json", answers, ["A", "B"], {"k": 2}).read_text())
-    assert content["k"] == 2 and content["models"] == ["A", "B"] and len(content["neighbors"]) == 4
+    assert content["k"] == 2
+    assert content["models"] == ["A", "B"]
+    assert len(content["neighbors"]) == 4
     assert content["shared"] == [{"query": "q", "shared": ["b"]}]
     with pytest.raises(ValueError, match=r"must end in .json or .tsv, got 'n.txt'"):
         write_neighbors(tmp_path / "n.txt", answers, ["A", "B"], {})

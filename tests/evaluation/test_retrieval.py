@@ -201,7 +201,9 @@ def test_cut_bytes_and_missing_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="field corpus-id: must be the _id of a document"):
         load_beir(folder)
     found = load_beir(folder, allow_missing=True)
-    assert isinstance(found, Collection) and len(found.documents) == 5 and len(found.qrels["q0"]) == 5
+    assert isinstance(found, Collection)
+    assert len(found.documents) == 5
+    assert len(found.qrels["q0"]) == 5
     (folder / "corpus.jsonl").write_bytes(b'{"_id": "d0", "text": "caf\xe9"}\n')
     with pytest.raises(ValueError, match=r"corpus\.jsonl, line 1: must be UTF-8, got the byte 0xE9"):
         load_beir(folder)

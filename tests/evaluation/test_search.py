@@ -44,7 +44,9 @@ def test_it_is_the_naive_search_whatever_the_blocks(
     blocks = [documents[:11], documents[11:11], documents[11:]]
     scores, rows = search_blocks(queries, blocks, 6, similarity=similarity, device="cpu", block_documents=block)
     assert rows.tolist() == naive(queries, documents, 6, similarity == "cosine")
-    assert rows.dtype == np.int64 and scores.dtype == np.float32 and scores.shape == (9, 6)
+    assert rows.dtype == np.int64
+    assert scores.dtype == np.float32
+    assert scores.shape == (9, 6)
     assert (np.diff(scores, axis=1) <= 0).all()
     expected = documents[rows[2, 1]].astype(np.float64) @ queries[2].astype(np.float64)
     if similarity == "cosine":

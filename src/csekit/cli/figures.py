@@ -9,11 +9,13 @@ from .common import one_line_errors
 
 
 def figures(
-    names: Annotated[list[str] | None, typer.Argument(help="Pictures to draw; all whose results are there.")] = None,
-    results: Annotated[Path, typer.Option("--results", help="Folder of the results files.")] = Path("results"),
-    output: Annotated[Path, typer.Option("--output", help="Folder of the pictures.")] = Path("docs/pictures"),
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Pictures to draw; default: all that have results.")
+    ] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder of results files.")] = Path("results"),
+    output: Annotated[Path, typer.Option("--output", help="Folder for the pictures.")] = Path("docs/pictures"),
 ) -> None:
-    """Draw the pictures of the documents from results files."""
+    """Draw the pictures of embedding spaces from results files of csekit geometry."""
     with one_line_errors():
         from csekit.evaluation.pictures import draw
 

@@ -17,27 +17,33 @@ def geometry(
     path: Annotated[str, typer.Argument(help="A model folder, or a name on the Hub.")],
     data_dir: Annotated[
         str | None,
-        typer.Option("--data_dir", envvar="CSEKIT_DATA", help="SentEval's layout, and stackoverflow/ for clustering."),
+        typer.Option(
+            "--data_dir", envvar="CSEKIT_DATA", help="Folder in SentEval's layout, with stackoverflow/ for clustering."
+        ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", help="A results file NAME.json.")] = None,
-    title: Annotated[str | None, typer.Option("--title", help="The name in tables and pictures.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Results file NAME.json.")] = None,
+    title: Annotated[str | None, typer.Option("--title", help="Title in tables and pictures.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run's results file.")] = False,
-    split: Annotated[str, typer.Option("--split", help="Of STS-B: test or dev.")] = "test",
-    threshold: Annotated[float, typer.Option("--threshold", help="Positives have a higher gold score.")] = 4.0,
+    split: Annotated[str, typer.Option("--split", help="Split of STS-B: test or dev.")] = "test",
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="Pairs with a higher gold score are positives.")
+    ] = 4.0,
     clustering: Annotated[
-        bool, typer.Option("--clustering/--no_clustering", help="Cluster the StackOverflow titles too.")
+        bool, typer.Option("--clustering/--no_clustering", help="Also cluster the StackOverflow titles.")
     ] = True,
-    seed: Annotated[int, typer.Option("--seed", help="Of K-Means and t-SNE.")] = 42,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of K-Means and t-SNE.")] = 42,
     pooling: Annotated[
         str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean; for plain encoders.")
     ] = None,
-    text_form: Annotated[str, typer.Option("--text_form", help="tokenized (as the papers) or raw.")] = "tokenized",
+    text_form: Annotated[
+        str, typer.Option("--text_form", help="Text form: tokenized (as in the papers) or raw.")
+    ] = "tokenized",
     device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, cuda:1; the GPU where there is one.")
+        str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one.")
     ] = None,
     imports: Imports = None,
 ) -> None:
-    """The shape of an encoder's space: alignment, uniformity, anisotropy, clusters of titles, a map."""
+    """Measure an encoder's space: alignment, uniformity, anisotropy, clusters of titles, a map."""
     with one_line_errors():
         if output is not None and output.suffix != ".json":
             raise ValueError(f"--output must end in .json, got {output.name!r}")
@@ -50,25 +56,43 @@ def geometry(
 
         options = GeometryOptions(split=split, threshold=threshold, text_form=text_form)
         clusters = ClusteringOptions(seed=seed) if clustering else None
+        data = _load(data_dir, options, clusters)
         encoder = load_encoder(path, pooling=pooling, device=device)
         started = time.perf_counter()
-        found = _measure(encoder, data_dir, options, clusters)
+        found = _measure(encoder, data, options, clusters)
         if output is not None:
             seconds = time.perf_counter() - started
             _write(output, path, encoder, found, title or encoder.name, round(seconds, 1), overwrite)
             typer.echo(f"written: {output}")
 
 
-def _measure(
-    encoder: "TextEncoder", data_dir: str, options: "GeometryOptions", clusters: "ClusteringOptions | None"
-) -> dict[str, Any]:
-    """The scores by their name in the results file, each printed as soon as it is there."""
-    from csekit.evaluation import clustering_suite, geometry_suite
+def _load(data_dir: str, options: "GeometryOptions", clusters: "ClusteringOptions | None") -> tuple[Any, Any]:
+    """Load the pairs, and the titles if they are clustered, before the encoder: a missing file stops at once."""
+    from csekit.evaluation.clustering import load_stackoverflow
+    from csekit.evaluation.geometry_scores import SPLITS
+    from csekit.evaluation.sts_data import load_sts
 
-    found: dict[str, Any] = {"geometry": geometry_suite(encoder, data_dir, options)}
+    (pairs,) = load_sts(data_dir, SPLITS[options.split], options.text_form)
+    if clusters is None:
+        return pairs, None
+    try:
+        return pairs, load_stackoverflow(data_dir)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error} (--no_clustering works without)") from None
+
+
+def _measure(
+    encoder: "TextEncoder", data: tuple[Any, Any], options: "GeometryOptions", clusters: "ClusteringOptions | None"
+) -> dict[str, Any]:
+    """Return the scores by their name in the results file, and print each of them when it is there."""
+    from csekit.evaluation.clustering import cluster_titles
+    from csekit.evaluation.geometry_scores import measure_geometry
+
+    pairs, titles = data
+    found: dict[str, Any] = {"geometry": measure_geometry(encoder, pairs, options)}
     typer.echo(table(*found["geometry"].table()) + "\n")
     if clusters is not None:
-        found["clustering"] = clustering_suite(encoder, data_dir, clusters)
+        found["clustering"] = cluster_titles(encoder, *titles, clusters)
         typer.echo(table(*found["clustering"].table()) + "\n")
     return found
 

@@ -14,25 +14,29 @@ if TYPE_CHECKING:
 
 def report(
     runs: Annotated[list[str], typer.Argument(help="Run folders, or results files NAME.json.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page, NAME.html.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Page to write, NAME.html.")] = Path("report.html"),
     corpus: Annotated[
-        Path | None, typer.Option("--corpus", help="A text file with a sentence a line, for nearest neighbours.")
+        Path | None, typer.Option("--corpus", help="Text file with one sentence per line, for nearest neighbours.")
     ] = None,
-    sentences: Annotated[int, typer.Option("--sentences", help="Drawn from the corpus into the page.")] = 1000,
-    seed: Annotated[int, typer.Option("--seed", help="Of that draw.")] = 0,
+    sentences: Annotated[int, typer.Option("--sentences", help="Number of sentences drawn from the corpus.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of that draw.")] = 0,
     figures: Annotated[
-        list[Path] | None, typer.Option("--figures", help="A PNG or SVG file, or a folder of them; several times.")
+        list[Path] | None, typer.Option("--figures", help="PNG or SVG file, or a folder of them; repeatable.")
     ] = None,
-    label: Annotated[list[str] | None, typer.Option("--label", help="A run's name, in their order.")] = None,
-    title: Annotated[str, typer.Option("--title", help="Of the page.")] = "csekit report",
-    pooling: Annotated[str | None, typer.Option("--pooling", help="For plain encoders.")] = None,
-    max_megabytes: Annotated[float, typer.Option("--max_megabytes", help="No larger page is written.")] = 20.0,
-    batch_size: Annotated[int, typer.Option("--batch_size", help="Rows in a batch at most.")] = 64,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda; the GPU where there is one.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", help="Name of a run, in their order; repeatable.")
+    ] = None,
+    title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "csekit report",
+    pooling: Annotated[str | None, typer.Option("--pooling", help="Pooling of plain encoders.")] = None,
+    max_megabytes: Annotated[float, typer.Option("--max_megabytes", help="Refuse to write a larger page.")] = 20.0,
+    batch_size: Annotated[int, typer.Option("--batch_size", help="Maximum rows in a batch.")] = 64,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda; default: the GPU if there is one.")
+    ] = None,
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
     imports: Imports = None,
 ) -> None:
-    """One HTML page about one or several runs, with everything in it."""
+    """Write one self-contained HTML page about one or several runs."""
     with one_line_errors():
         from csekit.evaluation.report.page import build_report, check_page_name, find_figures, write_report
         from csekit.evaluation.report.runs import read_run
@@ -65,7 +69,7 @@ def _search(
     device: str | None,
     progress: bool,
 ) -> "SearchData":
-    """The drawn sentences with their embeddings under each run that has an encoder."""
+    """Draw sentences and encode them under each run that has an encoder."""
     from csekit.encoding import load_encoder
     from csekit.encoding.encoder import embed
     from csekit.evaluation import draw_sentences, read_sentences
