@@ -166,7 +166,6 @@ def test_words_alone_need_no_model(small_data: Path) -> None:
         (["eval", "MODEL", "--classification_dev", "a.tsv"], "--classification_dev needs --classification"),
         (["eval", "MODEL", "--pairs", "nowhere.tsv"], "nowhere.tsv: no such file"),
         (["eval", "MODEL", "--pairs", "nowhere.tsv", "--tasks", "CR"], "--data_dir (or the environment variable"),
-        (["eval", "tfidf", "--data_dir", "DATA", "--tasks", "geometry"], "fitted on each task's sentences"),
     ],
 )
 def test_errors_are_one_line(tiny_folder: Path, small_data: Path, arguments: list[str], message: str) -> None:
