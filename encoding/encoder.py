@@ -22,7 +22,7 @@ from csekit.encoding.chunks import token_batches as token_batches
 from csekit.encoding.fast_cpu import check_precision
 from csekit.encoding.workers import WorkerPool
 
-#: Role of a text in retrieval to the names that a model's prompt for it may have, the first one wins.
+#: Role of a text in retrieval to the names that a model's prompt for it may have; the first one wins.
 ROLE_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 #: What the evaluations accept: a function ``texts -> (N, H)``, or an object whose ``encode`` is one.
@@ -134,9 +134,9 @@ class TextEncoder:
         truncated: number of distinct texts of the last ``encode`` that were truncated to ``max_length``.
         precision: as for ``encode``; may be set at any time.
         prompts: name (``query``, ``document``, …) to text before a sentence, from a SentenceTransformer folder.
-        prompt: the text that ``encode`` puts before every sentence; None: the model's default.
+        prompt: text that ``encode`` puts before every sentence; None: the model's default.
         role: ``query`` or ``document`` in a copy that ``for_role`` made, else None.
-        similarity_fn_name: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``: what the model was trained for.
+        similarity_fn_name: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``: the similarity of the training.
     """
 
     prompts: Mapping[str, str] = MappingProxyType({})

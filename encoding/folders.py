@@ -129,9 +129,8 @@ def st_pooling(folder: Path) -> str:
 
 def pools_prompt(folder: Path) -> bool:
     """False if a SentenceTransformer's pooling leaves the tokens of a prompt out (``include_prompt``)."""
-    pooling = [folder / module["path"] for module in read_json(folder / "modules.json") if "Pooling" in module["type"]]
-    files = [path / "config.json" for path in pooling if (path / "config.json").is_file()]
-    return all(read_json(file).get("include_prompt", True) for file in files)
+    pooling = [folder / module["path"] for module in read_modules(folder) if "Pooling" in module["type"]]
+    return all(read_settings(path, "config.json").get("include_prompt", True) for path in pooling)
 
 
 def prompts_and_similarity(folder: Path) -> tuple[dict[str, str], str | None, str]:
@@ -141,7 +140,7 @@ def prompts_and_similarity(folder: Path) -> tuple[dict[str, str], str | None, st
         ValueError: a similarity that is none of ``SIMILARITIES``.
     """
     file = folder / "config_sentence_transformers.json"
-    settings = read_json(file) if file.is_file() else {}
+    settings = read_settings(folder, file.name)
     prompts = {name: text or "" for name, text in (settings.get("prompts") or {}).items()}
     similarity = settings.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:

@@ -40,13 +40,13 @@ def _from_sentence_transformer(
     name = model_name(source)
     if pooling is not None and pooling != found:
         raise ValueError(f"pooling must be left out or {found!r}, the pooling saved with {name!r}, got {pooling!r}")
-    prompts, default_prompt, similarity = prompts_and_similarity(folder)
-    prompted = default_prompt is not None or (any(prompts.values()) and not pools_prompt(folder))
-    if found is None or prompted or not _is_ours(folder, kinds, found):
+    prompts, _, similarity = prompts_and_similarity(folder)
+    encoder: TextEncoder
+    if found is None or not _is_ours(folder, kinds, found):
         why = f"modules {kinds} with pooling {found!r}"
-        foreign = load_sentence_transformer(source, folder, why, max_length, batch_size)
-        foreign.prompts, foreign.similarity_fn_name = prompts, similarity
-        return foreign
+        encoder = load_sentence_transformer(source, folder, why, max_length, batch_size)
+        encoder.prompts, encoder.similarity_fn_name = prompts, similarity
+        return encoder
     backbone = load_transformer(source)
     tokenizer = load_tokenizer(source, embedding_rows(backbone), found)
     model = PooledBackbone(backbone, found, mask_offset, head=load_head(folder))
@@ -70,11 +70,14 @@ def _from_sentence_transformer(
 
 def _is_ours(folder: Path, kinds: list[str], pooling: str) -> bool:
     """Tell whether csekit itself computes all modules of a SentenceTransformer's folder."""
+    prompts, default_prompt, _ = prompts_and_similarity(folder)
     return (
         kinds[:2] == ["Transformer", "Pooling"]
         and set(kinds[2:]) <= {"Dense", "Normalize"}
         and read_modules(folder)[0]["path"] == ""
         and pooling in ("cls", "mean", "lasttoken", "mask")
+        and default_prompt is None
+        and (pools_prompt(folder) or not any(prompts.values()))
     )
 
 

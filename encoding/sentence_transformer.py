@@ -46,7 +46,7 @@ class SentenceTransformerEncoder(TextEncoder):
             yield np.asarray(rows_dH, dtype=np.float32)[[distinct[text] for text in texts]], self._cut(list(distinct))
 
     def _encode_function(self) -> Callable[..., Any]:
-        """Return the role's own function, which also chooses the way through a model with several."""
+        """Return the function for the role, which also chooses the route through a model with several."""
         names = {"query": "encode_query", "document": "encode_document"}
         return getattr(self.model, names[self.role]) if self.role else self.model.encode  # type: ignore[no-any-return]
 
