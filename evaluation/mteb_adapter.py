@@ -87,7 +87,8 @@ class MTEBEncoder:
             if name is not None and isinstance(self.encoder, TextEncoder):
                 encoder = self.encoder.for_role(role, prompts[name])
             elif name is not None:
-                encoder = partial(getattr(encoder, "encode", encoder), prompt=prompts[name])
+                function: Any = getattr(encoder, "encode", encoder)
+                encoder = partial(function, prompt=prompts[name])
         return embed(encoder, texts, progress=bool(kwargs.get("show_progress_bar", False)))
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
@@ -257,7 +258,9 @@ def load_mteb_task(name: str, data_dir: str | Path | None = None) -> Any:
     if folder is not None and name == "Banking77Classification" and (folder / "banking77").is_dir():
         return mteb_banking77_task(folder)
     if folder is not None and name == "SciFact" and (folder / "scifact").is_dir():
-        return mteb_retrieval_task(load_beir(folder / "scifact"))
+        collection = load_beir(folder / "scifact")
+        assert isinstance(collection, Collection)
+        return mteb_retrieval_task(collection)
     with _own_random_state():
         try:
             task = mteb.get_task(name)
@@ -316,7 +319,7 @@ def evaluate_mteb(encoder: Encoder, task: Any, progress: bool = False) -> MTEBSc
         ]
         for split, subsets in result.scores.items()
     }
-    main = [row["main_score"] for subsets in kept.values() for row in subsets]
+    main = [float(row["main_score"]) for subsets in kept.values() for row in subsets]
     data = {key: task.metadata.dataset.get(key) for key in ("path", "revision")}
     return MTEBScores(
         task.metadata.name,

@@ -209,7 +209,7 @@ def own_data(
     Raises:
         ValueError: two files or folders of one kind with the same name.
     """
-    found = [(f"pairs:{Path(file).stem}", (str(file),)) for file in pairs]
+    found: list[tuple[str, tuple[str, ...]]] = [(f"pairs:{Path(file).stem}", (str(file),)) for file in pairs]
     found += [(f"retrieval:{Path(folder).resolve().name}", (str(folder),)) for folder in retrieval]
     if classification:
         files = tuple(map(str, classification))

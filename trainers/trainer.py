@@ -33,7 +33,7 @@ from csekit.trainers.data.augmentation import check_augmentation, make_augmentat
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.datasets import StreamingSentenceDataset
 from csekit.trainers.hub.hub_trainer import HubTrainer
-from csekit.trainers.scripts.run_record import trainer_results
+from csekit.trainers.run_record import trainer_results
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import torch
 
 from csekit.modeling import METHODS, DiffCSEConfig
 from csekit.trainers import parse_run_arguments
-from csekit.trainers.scripts.run_record import without_folders
+from csekit.trainers.run_record import without_folders
 
 PRESETS = sorted((Path(__file__).parents[2] / "examples" / "configs").glob("diffcse-*.yaml"))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from csekit.trainers import CSETrainer
-from csekit.trainers.scripts.run_record import history
+from csekit.trainers.run_record import history
 
 SmallRun = Callable[..., CSETrainer]
 NAMES = {"geometry/alignment", "geometry/uniformity", "geometry/mean_cosine", "geometry/effective_rank"}

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel, TrainerCallback
 from csekit.modeling import InfoCSEModel
 from csekit.modeling.auxiliary_head import AuxiliaryHead
 from csekit.trainers import CSETrainer
-from csekit.trainers.scripts.run_record import history
+from csekit.trainers.run_record import history
 
 LOWER = "objectives.aux_mlm.lower."
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from csekit.modeling.objectives import EditSpec
-from csekit.trainers.batches.masking import DELETING, MaskingVocabulary, choose, fold_in, replacement_ids, unit
+from csekit.trainers.batches.masking import DELETING, MaskingVocabulary, choose, replacement_ids
+from csekit.trainers.data.draws import fold_in, unit
 
 #: The original id of tokens that count as edited whatever their id.
 EDITED = -100

@@ -1,85 +1,22 @@
-"""Stateless random numbers, and the masked copies that are drawn with them.
+"""Masked copies of texts.
 
-Every number is a hash of (seed, epoch, sample index, stream, place). A sentence is therefore masked in the same way in
-any batch, at any padding, in any worker or process, and after any resume.
+A sentence is masked in the same way in any batch, at any padding, in any worker or process, and after any resume: the
+draws are stateless (``csekit.trainers.data.draws``).
 
 Shape suffixes: N rows, L tokens, K tokens of a target, M chosen tokens.
 """
 
-import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
+from csekit.trainers.data.draws import Integers, fold_in, row_keys, unit, unsigned
 
 OPERATIONS, INSERTING, DELETING = ("replace", "insert", "delete", "all"), ("insert", "all"), ("delete", "all")
 TEXTS = ("own", "next", "both")
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-Integers: TypeAlias = int | Sequence[int] | np.ndarray
-
-
-def mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser: a bijection of uint64 in which every input bit reaches every output bit."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def fold_in(key: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Return keys that also depend on ``value``; both are uint64 and broadcast."""
-    return mix(key ^ ((np.atleast_1d(value) + np.uint64(1)) * GOLDEN))  # never 0-d: numpy warns of overflow in scalars
-
-
-def stream_id(name: str) -> int:
-    """Return a 64-bit number for a name, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-
-
-def row_keys(seed: int, epoch: Integers, index: Integers, stream: str) -> np.ndarray:
-    """Return one key per sample: (N,) uint64.
-
-    Arguments:
-        seed: any integer.
-        epoch: one for all samples, or (N,).
-        index: (N,) sample indices.
-        stream: name of the purpose; different names give independent numbers.
-    """
-    key = np.zeros(1, dtype=np.uint64)
-    for value in ([seed % 2**64], _unsigned(epoch), [stream_id(stream)], _unsigned(index)):
-        key = fold_in(key, np.asarray(value, dtype=np.uint64))
-    return key
-
-
-def _unsigned(numbers: Integers) -> np.ndarray:
-    return np.asarray(numbers, dtype=np.int64).astype(np.uint64)
-
-
-def unit(keys: np.ndarray) -> np.ndarray:
-    """Turn keys into float64 in [0, 1), from their upper 53 bits."""
-    return (keys >> np.uint64(11)) * 2.0**-53
-
-
-def uniform(seed: int, epoch: Integers, index: Integers, stream: str, shape: Sequence[int] = ()) -> np.ndarray:
-    """Draw uniform numbers in [0, 1) for N samples: (N, *shape) float64.
-
-    A number depends on its sample and its place only: a larger ``shape`` or another batch holds the same numbers at
-    the same places.
-
-    Arguments:
-        seed: the seed of the run.
-        epoch: one for all samples, or (N,).
-        index: (N,) sample indices.
-        stream: name of the purpose, e.g. ``"train_fraction"``; streams are independent of each other.
-        shape: shape of the numbers of one sample.
-    """
-    keys = row_keys(seed, epoch, index, stream)
-    for size in shape:
-        keys = fold_in(keys[..., None], np.arange(size, dtype=np.uint64))
-    return unit(keys)
 
 
 @dataclass(frozen=True)
@@ -232,7 +169,7 @@ def choose(
     words_NL: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose tokens: return (N, L) bool, and each token's key, (N, L) uint64. Arguments as in :func:`masked_copy`."""
-    keys_N = fold_in(row_keys(seed, epoch, index, f"mask/{name}"), _unsigned(view))
+    keys_N = fold_in(row_keys(seed, epoch, index, f"mask/{name}"), unsigned(view))
     keys_NL = fold_in(keys_N[:, None], np.arange(ids_NL.shape[1], dtype=np.uint64))
     choice_NL = keys_NL if words_NL is None else fold_in(keys_N[:, None], words_NL.astype(np.uint64))
     return maskable_NL & ~vocabulary.special[ids_NL] & (unit(choice_NL) < probability), keys_NL

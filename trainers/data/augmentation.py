@@ -15,8 +15,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from csekit.modeling.tokenization import tokenize
-from csekit.trainers.batches.masking import uniform
 from csekit.trainers.data.corpora import Corpus
+from csekit.trainers.data.draws import uniform
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from csekit.encoding.text_files import ROWS
 from csekit.evaluation.pairs import Pairs
-from csekit.trainers.batches.masking import uniform
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.datasets import SentenceDataset
+from csekit.trainers.data.draws import uniform
 
 _NO_WORD = re.compile(r"[\W_]+")
 

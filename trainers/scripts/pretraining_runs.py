@@ -23,8 +23,8 @@ from csekit.trainers.batches.packing import Blocks
 from csekit.trainers.data.corpora import Corpus, load_corpus
 from csekit.trainers.data.tokenizer_training import train_tokenizer
 from csekit.trainers.pretraining import PretrainingTrainer, small_budget_init_
+from csekit.trainers.run_record import changed_arguments, history
 from csekit.trainers.scripts.run_arguments import CorpusArguments, parse_arguments
-from csekit.trainers.scripts.run_record import changed_arguments, history
 
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 

@@ -24,8 +24,8 @@ from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
 from csekit.trainers.data.corpora import Corpus, load_corpus
 from csekit.trainers.data.subsets import Overlap, draw_fraction, find_overlap, without_rows
 from csekit.trainers.hub.card import write_model_card
+from csekit.trainers.run_record import trainer_results
 from csekit.trainers.scripts.run_arguments import CorpusArguments, RunArguments
-from csekit.trainers.scripts.run_record import trainer_results
 from csekit.trainers.trainer import CSETrainer
 
 logger = logging.getLogger(__name__)

@@ -88,11 +88,12 @@ def _measure(
     from csekit.evaluation.clustering import cluster_titles
     from csekit.evaluation.geometry_scores import measure_geometry
 
-    pairs, titles = data
+    pairs, clustered = data
     found: dict[str, Any] = {"geometry": measure_geometry(encoder, pairs, options)}
     typer.echo(table(*found["geometry"].table()) + "\n")
     if clusters is not None:
-        found["clustering"] = cluster_titles(encoder, *titles, clusters)
+        titles, labels = clustered
+        found["clustering"] = cluster_titles(encoder, titles, labels, clusters)
         typer.echo(table(*found["clustering"].table()) + "\n")
     return found
 

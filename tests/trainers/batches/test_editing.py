@@ -7,15 +7,8 @@ import torch
 from csekit.modeling.objectives import EditSpec, MaskingSpec
 from csekit.trainers.batches.collator import CSECollator
 from csekit.trainers.batches.editing import EDITED, edited_copy
-from csekit.trainers.batches.masking import (
-    MaskingVocabulary,
-    check_spec,
-    choose,
-    fold_in,
-    masked_copy,
-    replacement_ids,
-    unit,
-)
+from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, choose, masked_copy, replacement_ids
+from csekit.trainers.data.draws import fold_in, unit
 
 MASK, PAD, CLS, SEP, INNER = 4, 0, 2, 3, 50
 DRAWS = {"seed": 42, "epoch": 1, "name": "rtd"}

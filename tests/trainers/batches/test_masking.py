@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from csekit.modeling.objectives import MaskingSpec
-from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, masked_copy, row_keys, stream_id, uniform
+from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, masked_copy
+from csekit.trainers.data.draws import row_keys, stream_id, uniform
 
 MASK = 4
 SPEC = MaskingSpec(0.3)

@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from csekit.trainers import Blocks, PretrainingCollator, pack, train_tokenizer
-from csekit.trainers.batches.masking import MaskingVocabulary, fold_in, row_keys, unit
+from csekit.trainers.batches.masking import MaskingVocabulary
+from csekit.trainers.data.draws import fold_in, row_keys, unit
 
 
 def content(blocks: Blocks) -> list[int]:

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from csekit.modeling.objectives import EditSpec, MaskingSpec
 from csekit.modeling.tokenization import tokenize
 from csekit.trainers import CSECollator, load_corpus
-from csekit.trainers.batches.masking import uniform
 from csekit.trainers.data.augmentation import Augmentation, check_augmentation, fitting_words, make_augmentation
+from csekit.trainers.data.draws import uniform
 
 KINDS = ("shuffle", "delete", "repeat")
 TEXTS = [" ".join(f"w{n}.{i}" for i in range(n)) for n in (1, 2, 3, 4, 10, 25, 40)]
