@@ -76,7 +76,7 @@ class SecondMoment:
 
 @dataclass
 class TermSums:
-    """What is kept of one term's gradients: numbers of each batch, and sums over batches."""
+    """Statistics of one term's gradients: numbers of each batch, and sums over batches."""
 
     value: list[float] = field(default_factory=list)
     norm: list[float] = field(default_factory=list)

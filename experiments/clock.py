@@ -1,4 +1,4 @@
-"""How long the runs of a plan will take."""
+"""Estimates of the time that the runs of a plan take."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Where trials run: one at a time in this process, or several at once and on several machines with Ray."""
+"""Engines that run trials: one at a time in this process, or several at once and on several machines with Ray."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from experiments.trial import PlanError, Trial
 
 @dataclass(frozen=True)
 class Ended:
-    """How a trial ended.
+    """The end of a trial.
 
     Arguments:
         returncode: the exit code of its process, None where it was stopped before it had one.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+import csekit
 from csekit.encoding.provenance import write_atomically
 from csekit.evaluation.report.charts import line_chart, style
 from csekit.evaluation.report.runs import ReportRun
@@ -108,8 +109,6 @@ def build_report(
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
-
-    import csekit
 
     labels = [run.label for run in runs]
     if not labels or len(set(labels)) < len(labels):

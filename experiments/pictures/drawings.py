@@ -160,7 +160,7 @@ def _summary(results_dir: Path, plan: str) -> dict[str, Any]:
 
 
 def _folder(results_dir: Path, summary: dict[str, Any], experiment: str) -> Path:
-    """Where an experiment's records are: those of the plan that ran it."""
+    """Return the folder of an experiment's records, which is in the folder of the plan that ran it."""
     return results_dir / summary["experiments"][experiment].get("measured_in", summary["plan"]) / experiment
 
 

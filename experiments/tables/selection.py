@@ -1,4 +1,4 @@
-"""How well the label-free criteria agree with STS-B dev in our own runs: what to select by without labels."""
+"""The agreement of the label-free criteria with STS-B dev in our own runs."""
 
 import json
 from collections.abc import Iterator, Mapping
