@@ -14,8 +14,10 @@ naive forms of the steps, for the table `peers/NAME` of `experiments/results/pee
 """
 
 import argparse
+import hashlib
 import multiprocessing
 import os
+import random
 import resource
 import statistics
 import sys
@@ -34,9 +36,11 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from csekit.encoding.provenance import environment
+from csekit.encoding.text_files import ROWS
 from csekit.evaluation.results import write_results
 from csekit.modeling import METHODS
 from csekit.trainers import CSECollator, load_corpus
+from csekit.trainers.data.corpora import Corpus
 
 METHODS_FILE = Path(__file__).with_name("methods.yaml")
 LEARNING_RATE, MAX_GRAD_NORM, SEED = 3e-5, 1.0, 42
@@ -199,18 +203,39 @@ def measure(
     ]
 
 
-def read_batches(path: str, size: int, count: int) -> tuple[str, list[list[dict[str, Any]]]]:
-    """The corpus's name and its first rows in batches.
+def draw_batches(corpus: Corpus, size: int, count: int, seed: int = SEED) -> list[list[dict[str, Any]]]:
+    """Draw shuffled batches from the whole corpus, as training does.
+
+    A corpus in the order of its articles would give batches of neighbours, whose sentences are harder to tell apart.
+    The rows are drawn by a seeded hash of their texts, so the same sentences in another order give the same batches.
+    Where the corpus is too small, the batches repeat.
 
     Raises:
-        ValueError: it has fewer rows than one batch.
+        ValueError: the corpus has fewer rows than one batch.
     """
-    corpus = load_corpus(path, max_samples=size * count)
     dataset: Any = corpus.dataset
-    whole = len(dataset) // size
-    if not whole:
-        raise ValueError(f"{path} must hold at least batch_size sentences, {size}, got {len(dataset)}")
-    return corpus.name, [dataset.__getitems__(range(i % whole * size, (i % whole + 1) * size)) for i in range(count)]
+    if len(dataset) < size:
+        raise ValueError(f"{corpus.name} must hold at least batch_size sentences, {size}, got {len(dataset)}")
+    key = seed.to_bytes(8, "big", signed=True)
+    hashes = []
+    for first in range(0, len(dataset), ROWS):
+        rows = dataset.__getitems__(range(first, min(first + ROWS, len(dataset))))
+        texts = ("\0".join(row["texts"]).encode() for row in rows)
+        hashes += [hashlib.blake2b(text, key=key, digest_size=16).digest() for text in texts]
+    whole = min(len(dataset) // size, count)
+    drawn = sorted(range(len(hashes)), key=hashes.__getitem__)[: whole * size]
+    random.Random(seed).shuffle(drawn)  # equal texts have equal hashes and would share a batch
+    return [dataset.__getitems__(drawn[i % whole * size : (i % whole + 1) * size]) for i in range(count)]
+
+
+def read_batches(path: str, size: int, count: int, seed: int = SEED) -> tuple[str, list[list[dict[str, Any]]]]:
+    """The corpus's name and batches of ``draw_batches``.
+
+    Raises:
+        ValueError: the corpus has fewer rows than one batch.
+    """
+    corpus = load_corpus(path)
+    return corpus.name, draw_batches(corpus, size, count, seed)
 
 
 def parse_setting(

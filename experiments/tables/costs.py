@@ -318,16 +318,27 @@ def term_gradients_table(results: Mapping[str, Any]) -> tuple[str, list[str], li
     for row in results["rows"]:
         for term, found in row["terms"].items():
             own = term == "contrastive"
-            share = _MISSING if own or found["share"] is None else f"{found['share']:.2g}"
-            cosine = _MISSING if own or found["cosine"] is None else f"{found['cosine']:.2f}"
-            named = [row["title"], f"{row['step']:,}"]
-            body.append([*named, term, f"{found['value']:.2g}", f"{found['norm']:.2g}", share, cosine])
+            cells = [row["title"], f"{row['step']:,}", term, _compact(row["weights"].get(term))]
+            for norm, share in (("norm", "share"), ("mean_norm", "mean_share"), ("adam_norm", "adam_share")):
+                cells += [_compact(found[norm]), _MISSING if own else _compact(found[share])]
+            cosine = _MISSING if own or found["mean_cosine"] is None else f"{found['mean_cosine']:.2f}"
+            dev = f"{row['dev']:.2f}" if own and row["dev"] is not None else ""
+            body.append([*cells, cosine, dev])
     caption = (
-        f"Norm of each weighted term's gradient in the encoder's weights: median of {run['repetitions']} batches of "
+        f"Gradient of each weighted term in the encoder's weights, over {run['repetitions']} shuffled batches of "
         f"{run['batch_size']} sentences of at most {run['max_seq_length']} tokens of {run['corpus']}, with dropout, "
-        "fp32; × contrast: relative to the norm of the contrastive term's; cosine: of the two gradients."
+        "fp32. Norm: median over the batches. Mean: norm of the mean gradient. Adam: norm of the mean of gradients "
+        f"clipped at {run['max_grad_norm']:g} as in training, divided by sqrt(v̂) + ε; v is that of the optimiser at "
+        "this step, zero at step 0, carried on over the batches. × contrast: relative to the contrastive term; "
+        "cosine: between the mean gradients of the term and of the contrast; dev: STS-B dev of the training at this "
+        "step, Spearman × 100."
     )
-    return caption, ["", "step", "term", "value", "norm", "× contrast", "cosine"], body
+    shares = [head for name in ("norm", "mean", "Adam") for head in (name, "× contrast")]
+    return caption, ["", "step", "term", "weight", *shares, "cosine", "dev"], body
+
+
+def _compact(value: float | None) -> str:
+    return _MISSING if value is None else f"{value:.2g}"
 
 
 def _ratio(row: Mapping[str, Any], base: Mapping[str, Any], name: str) -> str:
