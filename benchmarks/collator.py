@@ -1,11 +1,11 @@
-"""The share of an optimiser step that goes into making its batch: reading rows, tokenising, masking.
+"""Measure the share of an optimiser step that goes into making its batch: reading rows, tokenising, masking.
 
     python benchmarks/collator.py --model_name_or_path bert-base-uncased --train_file sentences.txt --precision bf16 \
         --output experiments/results/collator/bert-base-uncased-cpu-bf16.json
 
-Each is timed alone, by CPU seconds, and the median counts; the step is that of `train_step.py`, which makes its batch
-itself. A DataLoader worker does all of it beside the training. `python -m experiments.tables` makes the table
-`collator/NAME` of the file `experiments/results/collator/NAME.json`.
+Each part is timed alone in CPU seconds; the median counts. The step is that of `train_step.py`, which makes its batch
+itself. In a training, a DataLoader worker makes the batches in parallel. `python -m experiments.tables` makes the
+table `collator/NAME` of the file `experiments/results/collator/NAME.json`.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from csekit.trainers import CSECollator, load_corpus
 
 
 def cpu_seconds(function: Callable[[Any], Any], inputs: list[Any], warmup: int = 1) -> float:
-    """Median over the inputs, the first ones not counted."""
+    """Median over the inputs without the first ``warmup``."""
     seconds = []
     for given in inputs:
         started = time.process_time()
@@ -63,13 +63,17 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint, a masked LM")
     parser.add_argument("--train_file", required=True, help="sentences, one a line")
-    parser.add_argument("--output", type=Path, required=True, help="results/collator/NAME.json")
-    parser.add_argument("--methods", nargs="+", default=["simcse-tanh", "infocse", "diffcse"], help="of methods.yaml")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="results file, experiments/results/collator/NAME.json"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", default=["simcse-tanh", "infocse", "diffcse"], help="rows of methods.yaml"
+    )
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--max_seq_length", type=int, default=32)
-    parser.add_argument("--batches", type=int, default=50, help="batches that are made")
-    parser.add_argument("--steps", type=int, default=3, help="of them trained on")
+    parser.add_argument("--batches", type=int, default=50, help="number of batches to make")
+    parser.add_argument("--steps", type=int, default=3, help="number of these batches to train on")
     args = parser.parse_args(argv)
     if not 1 <= args.steps < args.batches:
         parser.error(f"--steps must lie between 1 and --batches less one, {args.batches - 1}, got {args.steps}")

@@ -1,13 +1,14 @@
-"""Memory and time of reading a large corpus, from the file to the batches of the trainer.
+"""Measure memory and time of reading a large corpus, from the file to the batches of the trainer.
 
     python benchmarks/corpus.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --lines 1000000 10000000 --output experiments/results/corpus/sentences.json
 
 The sentences of the file are repeated, each with a running number, until there are enough lines. One process reads
-them as a first start does, another one as a later start does, and takes shuffled batches of the trainer. What is in
-use is counted beyond a process that holds the model: `private` is what the process asked for, `mapped` are pages of
-files, which the system takes back when it needs room. Time is CPU seconds, so that other programs do not count. Linux
-only. `python -m experiments.tables` makes the table `corpus/NAME` of the file `experiments/results/corpus/NAME.json`.
+them with an empty cache (first start). Another process reads them with a filled cache (later start) and takes shuffled
+batches of the trainer. Memory is counted above that of a process that holds only the model: `private` is memory that
+the process allocated, `mapped` are pages of files, which the system takes back when it needs room. Time is CPU
+seconds, so that other programs do not count. Linux only. `python -m experiments.tables` makes the table `corpus/NAME`
+of the file `experiments/results/corpus/NAME.json`.
 """
 
 import argparse
@@ -34,13 +35,13 @@ _STATUS = re.compile(r"Rss(Anon|File):\s+(\d+) kB")
 
 
 def resident() -> dict[str, int]:
-    """Bytes of this process in memory: ``private`` and ``mapped``."""
+    """Resident bytes of this process: ``private`` and ``mapped``."""
     found = dict(_STATUS.findall(Path("/proc/self/status").read_text(encoding="ascii")))
     return {"private": 1024 * int(found["Anon"]), "mapped": 1024 * int(found["File"])}
 
 
 class Peak:
-    """The most that is in use while the block runs, looked at every 20 ms, less ``base``."""
+    """Record the peak of resident memory above ``base`` while the block runs, sampled every 20 ms."""
 
     def __init__(self, base: dict[str, int]) -> None:
         self.base, self.most, self.done = base, {"private": 0, "mapped": 0}, threading.Event()
@@ -76,7 +77,7 @@ def write_corpus(source: Path, target: Path, lines: int) -> None:
 
 
 def measure(stage: str, model_name: str, path: Path, batches: int, batch_size: int) -> dict[str, Any]:
-    """The ``first_start``, or a ``later_start`` and batches."""
+    """Measure the ``first_start``, or a ``later_start`` and taking batches."""
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     model, tokenizer = SimCSEModel.from_backbone(model_name), AutoTokenizer.from_pretrained(model_name)
@@ -115,11 +116,15 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint")
     parser.add_argument("--train_file", type=Path, required=True, help="sentences to repeat, one a line")
-    parser.add_argument("--output", type=Path, required=True, help="results/corpus/NAME.json")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="results file, experiments/results/corpus/NAME.json"
+    )
     parser.add_argument("--lines", nargs="+", type=int, default=[1_000_000, 3_000_000], help="sizes of the corpus")
     parser.add_argument("--batches", type=int, default=1000)
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--folder", help="where the corpus stands meanwhile; default: that of temporary files")
+    parser.add_argument(
+        "--folder", help="folder of the repeated corpus while it is measured; default: the system's temporary folder"
+    )
     args = parser.parse_args(argv)
     needed = args.batches * args.batch_size
     if args.batches < 1 or args.batch_size < 2 or min(args.lines) < needed:

@@ -1,13 +1,13 @@
-"""Sentences a second: csekit's `encode` and `SentenceTransformer.encode`, the same weights, texts and machine.
+"""Compare csekit's `encode` with `SentenceTransformer.encode` in sentences a second: same weights, texts and machine.
 
     python benchmarks/encode.py --model_name_or_path bert-base-uncased --texts sentences.txt pairs.tsv:sentence1 \
         --output experiments/results/benchmarks/encode-bert-base-uncased-cpu.json
 
-The sides take turns (A B A B …) over the same texts, and a ratio is the median of those within a turn. Texts are
-distinct and in the order of the file, so that nobody gains by leaving out doubles. Each side has its own settings:
-sentence-transformers 32 rows a batch (its default) or `--st_batch_size`, bf16 by `model_kwargs={"dtype": …}` as its
-documentation says; csekit its defaults. Beside the time on the clock stands the time of the processor, which a busy
-machine disturbs less. `python -m experiments.tables` makes the table `benchmarks/NAME`.
+The sides take turns (A B A B …) over the same texts; a ratio is the median of the ratios within a turn. Texts are
+distinct and in the order of the file, so that no side gains by skipping duplicates. Each side has its own settings:
+sentence-transformers encodes 32 rows a batch (its default) or `--st_batch_size`, in bf16 by
+`model_kwargs={"dtype": …}` as its documentation says; csekit uses its defaults. CPU time is measured beside wall time,
+because a busy machine disturbs it less. `python -m experiments.tables` makes the table `benchmarks/NAME`.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def st_side(path: str, pooling: str, precision: str, device: str, max_length: in
 
 
 def read_texts(source: str, count: int) -> tuple[str, list[str]]:
-    """Name, and the first ``count`` distinct texts, of FILE or FILE:COLUMN."""
+    """Return the name and the first ``count`` distinct texts of FILE or FILE:COLUMN."""
     path, _, column = source.partition(":")
     texts: dict[str, None] = {}
     for batch in text_column(Path(path), column or None).batches():
@@ -73,7 +73,7 @@ def read_texts(source: str, count: int) -> tuple[str, list[str]]:
 
 
 def timed(encode: Encode, texts: list[str], device: str) -> tuple[float, float]:
-    """Seconds on the clock and of the processor."""
+    """Wall seconds and CPU seconds."""
     if device == "cuda":
         torch.cuda.synchronize()
     clock, processor = time.perf_counter(), time.process_time()
@@ -84,7 +84,7 @@ def timed(encode: Encode, texts: list[str], device: str) -> tuple[float, float]:
 def in_turn(
     sides: dict[tuple[str, str], Encode], texts: list[str], repetitions: int, device: str
 ) -> list[dict[str, Any]]:
-    """Every side over the texts in turn; the first is the one that the others are compared with."""
+    """Run every side over the texts in turn; the others are compared with the first."""
     found = {side: encode(texts) for side, encode in sides.items()}  # and warm
     seconds: dict[tuple[str, str], list[tuple[float, float]]] = {side: [] for side in sides}
     for _ in range(repetitions):
@@ -119,7 +119,7 @@ def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def scores(path: str, data_dir: str, device: str) -> list[dict[str, Any]]:
-    """STS-B dev of an encoder at each precision."""
+    """Score an encoder on STS-B dev at each precision."""
     pairs, rows = load_stsb_dev(data_dir), []
     for precision in PRECISIONS if device == "cpu" else PRECISIONS[:-1]:
         encoder = load_encoder(path, device=device)
@@ -132,16 +132,18 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name_or_path", required=True, help="a plain encoder")
     parser.add_argument("--texts", required=True, nargs="+", help="FILE, or FILE:COLUMN")
-    parser.add_argument("--output", type=Path, required=True, help="results/benchmarks/NAME.json")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="results file, experiments/results/benchmarks/NAME.json"
+    )
     parser.add_argument("--poolings", nargs="+", choices=POOLINGS, default=list(POOLINGS))
-    parser.add_argument("--sentences", type=int, default=1000, help="of each file")
-    parser.add_argument("--max_length", type=int, default=256, help="tokens")
-    parser.add_argument("--st_batch_size", type=int, default=32, help="of sentence-transformers")
+    parser.add_argument("--sentences", type=int, default=1000, help="number of sentences from each file")
+    parser.add_argument("--max_length", type=int, default=256, help="length limit in tokens")
+    parser.add_argument("--st_batch_size", type=int, default=32, help="batch size of sentence-transformers")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
-    parser.add_argument("--scored", help="a sentence encoder whose STS-B dev is noted at each precision")
-    parser.add_argument("--data_dir", help="SentEval's layout, for --scored")
+    parser.add_argument("--scored", help="sentence encoder to score on STS-B dev at each precision")
+    parser.add_argument("--data_dir", help="folder with SentEval's layout, for --scored")
     args = parser.parse_args(argv)
     if (args.scored is None) != (args.data_dir is None):
         parser.error("--scored and --data_dir go together")

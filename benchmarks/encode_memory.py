@@ -1,10 +1,10 @@
-"""Resident memory while a file is encoded, chunk by chunk: it does not grow with the file.
+"""Measure resident memory while a file is encoded chunk by chunk: it must not grow with the file.
 
     python benchmarks/encode_memory.py --model_name_or_path bert-base-uncased --texts sentences.txt \
         --output experiments/results/encode-memory/bert-base-uncased.json
 
-The encoder is the model's embeddings without its layers, since what is measured is the way of texts and embeddings
-and not the products; the file is as long as the texts, repeated `--repeat` times with a number in front of each.
+The encoder is the model's embeddings without its layers: the memory of texts and embeddings is measured, not that of
+matrix products. The file holds the texts `--repeat` times, each line with a number in front.
 `python -m experiments.tables` makes the table `encode-memory/NAME`.
 """
 
@@ -28,7 +28,7 @@ from csekit.evaluation.results import write_results
 
 
 def resident() -> int:
-    """Bytes of main memory that the process has now (on Linux; elsewhere its peak)."""
+    """Resident bytes of this process now (on Linux; elsewhere its peak)."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
@@ -36,7 +36,7 @@ def resident() -> int:
 
 
 def make_file(source: Path, target: Path, repeat: int) -> int:
-    """The lines of ``source``, again and again, each with a number of its own. Returns their number."""
+    """Write the lines of ``source`` ``repeat`` times, each with its own number. Returns the number of lines."""
     rows = 0
     with open(target, "w", encoding="utf-8") as out:
         for _ in range(repeat):
@@ -49,11 +49,13 @@ def make_file(source: Path, target: Path, repeat: int) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model_name_or_path", required=True)
+    parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint")
     parser.add_argument("--texts", type=Path, required=True, help="sentences, one a line")
-    parser.add_argument("--output", type=Path, required=True, help="results/encode-memory/NAME.json")
-    parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--chunk_rows", type=int, default=encode_files.CHUNK_ROWS)
+    parser.add_argument(
+        "--output", type=Path, required=True, help="results file, experiments/results/encode-memory/NAME.json"
+    )
+    parser.add_argument("--repeat", type=int, default=1, help="times that the texts are repeated")
+    parser.add_argument("--chunk_rows", type=int, default=encode_files.CHUNK_ROWS, help="rows of a chunk")
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
     logging.set_verbosity_error()

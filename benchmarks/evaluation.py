@@ -1,13 +1,13 @@
-"""The seven STS sets by csekit and by mteb: the same encoder, data, precision, device and threads, in one run.
+"""Time the seven STS sets with csekit and with mteb: same encoder, data, precision, device and threads, in one run.
 
     python benchmarks/evaluation.py runs/my-encoder --data_dir data --output experiments/results/speed/my-encoder.json
 
 The encoder is a csekit export or another SentenceTransformer folder. `csekit` loads it with `load_encoder` and calls
 `evaluate_sts`; `mteb` is `mteb.evaluate` of a `SentenceTransformer` of the same folder; `adapter` is `mteb.evaluate`
-of our encoder. Loading and reading are not counted. The sides take turns (A B C A B C …), so that what slows the
-machine down for a while slows all of them; a ratio is the median of those within a turn. CPU time, of all threads, is
-told beside it: it is what counts on a machine that has something else to do. The scores must agree.
-`python -m experiments.tables` makes the table `speed/NAME` of the file `experiments/results/speed/NAME.json`.
+of our encoder. Loading and reading are not counted. The sides take turns (A B C A B C …), so that a busy moment of the
+machine slows all of them; a ratio is the median of the ratios within a turn. CPU time of all threads is given as well:
+compare it on a machine that runs other programs. The scores must agree. `python -m experiments.tables` makes the table
+`speed/NAME` of the file `experiments/results/speed/NAME.json`.
 """
 
 import argparse
@@ -41,7 +41,7 @@ TITLES = {
 def builders(
     path: str, sets: Sequence[STSTask], device: str, precision: str, batch_size: int
 ) -> dict[str, Callable[[Sequence[str]], Scores]]:
-    """Side to a function that scores the sets of these names."""
+    """Return, for each side, a function that scores the sets of these names."""
     encoder = load_encoder(path, device=device, batch_size=batch_size)
     encoder.model.to(PRECISIONS[precision])
     peer = SentenceTransformer(path, device=device).to(PRECISIONS[precision])
@@ -66,7 +66,7 @@ def builders(
 
 
 def timed(side: Callable[[Sequence[str]], Scores], names: Sequence[str], device: str) -> tuple[float, float, Scores]:
-    """Seconds, seconds of CPU time, scores."""
+    """Wall seconds, CPU seconds and scores."""
     started, used = time.perf_counter(), time.process_time()
     scores = side(names)
     if device == "cuda":
@@ -77,8 +77,11 @@ def timed(side: Callable[[Sequence[str]], Scores], names: Sequence[str], device:
 def measure(
     sides: dict[str, Callable[[Sequence[str]], Scores]], sets: Sequence[STSTask], repetitions: int, device: str
 ) -> tuple[list[dict[str, Any]], float]:
-    """A row a side, and by how much its scores differ from the first side's at most. A turn over the smallest set goes
-    before, uncounted."""
+    """Measure every side in turn, after an uncounted turn over the smallest set.
+
+    Returns:
+        a row for each side, and the largest difference of a score to the first side's.
+    """
     names = [task.name for task in sets]
     smallest = min(sets, key=len).name
     for side in sides.values():
@@ -112,12 +115,16 @@ def measure(
 def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a SentenceTransformer folder")
-    parser.add_argument("--data_dir", required=True, help="SentEval's layout")
-    parser.add_argument("--output", type=Path, required=True, help="results/speed/NAME.json")
+    parser.add_argument("--data_dir", required=True, help="folder with SentEval's layout")
+    parser.add_argument("--output", type=Path, required=True, help="results file, experiments/results/speed/NAME.json")
     parser.add_argument("--tasks", default="sts", help="'sts', or names with commas")
-    parser.add_argument("--title", help="of the encoder; its folder's name by default")
+    parser.add_argument("--title", help="name of the encoder in the table; default: its folder's name")
     parser.add_argument(
-        "--sides", nargs="+", choices=tuple(TITLES), default=list(TITLES), help="the first one is 1.00"
+        "--sides",
+        nargs="+",
+        choices=tuple(TITLES),
+        default=list(TITLES),
+        help="sides to measure; ratios are relative to the first",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=tuple(PRECISIONS), default="fp32")

@@ -1,13 +1,12 @@
-"""Peak memory and time of an optimiser step of large batches, with and without cached gradients.
+"""Measure peak memory and time of an optimiser step over large batches, with and without cached gradients.
 
     python benchmarks/memory.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --batch_sizes 512 1024 --chunk_sizes 0 256 64 --output experiments/results/memory/bert-base-uncased-cpu.json
 
-A step is that of `train_step.py`. Every batch size and chunk size (0: no cache) lives in a process of its own, one
-after the other, so that there is room for the largest; of its steps the fastest counts, on CPU by its CPU seconds, so
-that other programs do not count. What does not fit is written down as that: a process that the system kills, or a
-device that has no memory left. `python -m experiments.tables`
-makes the table `memory/NAME` of the file `experiments/results/memory/NAME.json`.
+A step is that of `train_step.py`. Every pair of batch size and chunk size (0: no cache) runs in its own process, one
+after the other, so that there is room for the largest. The fastest of its steps counts, on CPU in CPU seconds, so that
+other programs do not count. A process that the system kills, or a device without memory left, is recorded as "does not
+fit". `python -m experiments.tables` makes the table `memory/NAME` of the file `experiments/results/memory/NAME.json`.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from csekit.evaluation.results import write_results
 
 
 def chosen(name: str) -> tuple[str, dict[str, Any]]:
-    """Title, and what ``csekit_step`` wants to know of a method.
+    """Return a method's title and its arguments for ``csekit_step``.
 
     Raises:
         ValueError: an unknown name.
@@ -41,7 +40,7 @@ def chosen(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def measure(setting: Setting, method: str, batches: list[list[dict[str, Any]]], chunk_size: int) -> dict[str, Any]:
-    """Seconds of the fastest step and peak memory in bytes; None each where the process did not live to tell."""
+    """Measure seconds of the fastest step and peak memory in bytes; both are None where the process died."""
     title, wanted = chosen(method)
     row: dict[str, Any] = {"method": method, "title": title, "chunk_size": chunk_size, "batch_size": len(batches[0])}
     context = multiprocessing.get_context("spawn")
@@ -78,10 +77,14 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint, a masked LM")
     parser.add_argument("--train_file", required=True, help="sentences, one a line")
-    parser.add_argument("--output", type=Path, required=True, help="results/memory/NAME.json")
-    parser.add_argument("--methods", nargs="+", default=["simcse-tanh"], help="of methods.yaml")
-    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[512, 1024])
-    parser.add_argument("--chunk_sizes", nargs="+", type=int, default=[0, 256, 64], help="0: without cache")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="results file, experiments/results/memory/NAME.json"
+    )
+    parser.add_argument("--methods", nargs="+", default=["simcse-tanh"], help="rows of methods.yaml")
+    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[512, 1024], help="sentences a step")
+    parser.add_argument(
+        "--chunk_sizes", nargs="+", type=int, default=[0, 256, 64], help="texts a chunk; 0: without cache"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--max_seq_length", type=int, default=32)

@@ -4,9 +4,9 @@
         --output experiments/results/parameters/my-bert.json
     python benchmarks/parameters.py --model_type bert --output experiments/results/parameters/bert-base.json
 
-A checkpoint's model is built, saved as a training checkpoint and exported; what is counted at inference is what stands
-in the export. With `--model_type` there are no weights, only the sizes of the family's default config (those of
-BERT-base for `bert`), and no bytes. `python -m experiments.tables` makes the table `parameters/NAME` of the
+The script builds each model from the checkpoint, saves it as a training checkpoint and exports it. The count at
+inference is that of the exported file. With `--model_type` there are no weights and no bytes, only the sizes of the
+family's default config (BERT-base for `bert`). `python -m experiments.tables` makes the table `parameters/NAME` of the
 file `experiments/results/parameters/NAME.json` (DiffCSE, Table 14).
 """
 
@@ -34,7 +34,7 @@ def numbers(parameters: Any) -> int:
 
 
 def counted(model: CSEModel) -> dict[str, Any]:
-    """Parameters of a model in training, its own and those of generators, which are in no checkpoint."""
+    """Count a model's parameters in training: its own, and those of generators, which are in no checkpoint."""
     generators = {id(g): g for o in model.auxiliaries() for g in getattr(o, "_generator", [])}
     return {
         "training": numbers(model.parameters()),
@@ -44,7 +44,7 @@ def counted(model: CSEModel) -> dict[str, Any]:
 
 
 def stored(path: Path) -> tuple[int, int]:
-    """Numbers in a weights file and its bytes."""
+    """Count the numbers in a weights file, and its bytes."""
     with safe_open(path, framework="pt") as file:
         names = list(file.keys())
         shapes = [file.get_slice(name).get_shape() for name in names]
@@ -52,7 +52,7 @@ def stored(path: Path) -> tuple[int, int]:
 
 
 def of_checkpoint(name_or_path: str, method: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Counts and bytes of a method on a checkpoint, from the files that it writes."""
+    """Count a method's parameters and bytes on a checkpoint, from the files that it writes."""
     model = METHODS[method].from_backbone(name_or_path, **fields)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(Path(folder) / "training")
@@ -66,11 +66,11 @@ def of_checkpoint(name_or_path: str, method: str, fields: dict[str, Any]) -> dic
 
 
 def of_sizes(model_type: str, method: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Counts of a method on a family's default config, without any weights."""
+    """Count a method's parameters on a family's default config, without weights."""
     with torch.device("meta"):
         config = METHODS[method].config_class(encoder_config=AutoConfig.for_model(model_type), **fields)
         model = METHODS[method](config)
-    found = counted(model) | {"generator": None}  # not a matter of the encoder's sizes
+    found = counted(model) | {"generator": None}  # its size does not follow from the encoder's
     return {**found, "inference": numbers(model.backbone.parameters()), "training_bytes": None, "export_bytes": None}
 
 
@@ -78,8 +78,10 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model_name_or_path", help="encoder checkpoint: Hub id or folder")
-    source.add_argument("--model_type", help="family whose default sizes are counted instead")
-    parser.add_argument("--output", type=Path, required=True, help="results/parameters/NAME.json")
+    source.add_argument("--model_type", help="family whose default sizes are counted, instead of a checkpoint")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="results file, experiments/results/parameters/NAME.json"
+    )
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
     rows = []

@@ -1,8 +1,8 @@
-"""What csekit's training step is compared with: sentence-transformers' recipe, and naive forms of InfoCSE and DiffCSE.
+"""Training steps to compare csekit's with: sentence-transformers' recipe, and naive forms of InfoCSE and DiffCSE.
 
 The naive forms train the same networks as csekit's, with the costs of the released research code: padded batches,
-logits of the whole vocabulary at every position, the generator's tokens taken everywhere, values read from the device
-at every step.
+logits of the whole vocabulary at every position, generated tokens at every position, values read from the device at
+every step.
 
 Shape suffixes: N rows, L tokens, V vocabulary.
 """
@@ -30,7 +30,7 @@ def to_device(value: Any, device: str) -> Any:
 def optimizer_step(
     parameters: list[nn.Parameter], loss_of: Callable[[list[dict[str, Any]]], Tensor], setting: Any
 ) -> Callable[[list[dict[str, Any]]], None]:
-    """Forward, backward, clipping, AdamW."""
+    """Return an optimiser step: forward, backward, clipping, AdamW."""
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
 
     def step(rows: list[dict[str, Any]]) -> None:
@@ -45,7 +45,7 @@ def optimizer_step(
 
 
 def sentence_transformers_step(setting: Any) -> Callable[[list[dict[str, Any]]], None]:
-    """SimCSE as sentence-transformers documents it: MultipleNegativesRankingLoss of each sentence with itself."""
+    """Build SimCSE as sentence-transformers documents it: MultipleNegativesRankingLoss, each sentence with itself."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.losses import MultipleNegativesRankingLoss
     from sentence_transformers.models import Pooling, Transformer
@@ -66,7 +66,7 @@ def sentence_transformers_step(setting: Any) -> Callable[[list[dict[str, Any]]],
 
 
 def undo_speed(model: nn.Module) -> None:
-    """Padded batches and PyTorch's own dropout."""
+    """Restore padded batches and PyTorch's own dropout."""
     for module in list(model.modules()):
         if hasattr(module, "set_attn_implementation"):
             module.set_attn_implementation("sdpa")
@@ -82,14 +82,14 @@ def contrast(z: Tensor) -> Tensor:
 
 
 def encode_views(model: CSEModel, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """[CLS] of the last layer (2N, H), its projection, and the mask, of each sentence twice."""
+    """Encode each sentence twice: [CLS] of the last layer (2N, H), its projection, and the mask."""
     ids, mask = (batch[name].squeeze(1).repeat(2, 1) for name in ("input_ids", "attention_mask"))
     h = model.backbone(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
     return h, model.projector(h), mask
 
 
 def naive_infocse_loss(model: InfoCSEModel, batch: dict[str, Tensor]) -> Tensor:
-    """The auxiliary head's logits at every position, those that are not masked ignored."""
+    """InfoCSE's loss with the head's logits at every position; the loss ignores positions that are not masked."""
     objective: Any = model.objectives["aux_mlm"]
     h, z, mask = encode_views(model, batch)
     ids = batch["aux_mlm_input_ids"]
@@ -107,7 +107,7 @@ def naive_infocse_loss(model: InfoCSEModel, batch: dict[str, Tensor]) -> Tensor:
 
 
 def naive_diffcse_loss(model: DiffCSEModel, generator: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The generator's likeliest token at every position of the masked sentences, by the logits of all of them."""
+    """DiffCSE's loss with the generator's likeliest token at every position, from the logits of all positions."""
     objective: Any = model.objectives["rtd"]
     _, z, _ = encode_views(model, batch)
     masked, mask, original = (batch[f"rtd_{key}"] for key in ("input_ids", "attention_mask", "originals"))
@@ -125,7 +125,7 @@ def naive_diffcse_loss(model: DiffCSEModel, generator: nn.Module, batch: dict[st
 
 
 def naive_step(setting: Any, method: str, fields: dict[str, Any]) -> Callable[[list[dict[str, Any]]], None]:
-    """The naive step of ``infocse`` or ``diffcse``."""
+    """Build the naive step of ``infocse`` or ``diffcse``."""
     model = METHODS[method].from_backbone(setting.backbone, **fields).to(setting.device).train()
     undo_speed(model)
     collator = CSECollator(

@@ -1,12 +1,12 @@
-"""The share of a training step that its matrix products alone would take on this machine.
+"""Measure the share of a training step that its matrix products alone would take on this machine.
 
     python benchmarks/roofline.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --precision bf16 --output experiments/results/roofline/bert-base-uncased-cpu-bf16.json
 
-Every product of a step (forward and backward) is recorded with its shapes and precision, then computed again on
-tensors that lie ready, in turn with the step itself. Two rows: forward and backward of the encoder over both views,
-and the whole optimiser step of SimCSE from texts to new weights. `python -m experiments.tables` makes the table
-`roofline/NAME`.
+The script records every product of a step (forward and backward) with its shapes and precision, then computes the
+products again on prepared tensors, in turn with the step itself. There are two rows: forward and backward of the
+encoder over both views, and the whole optimiser step of SimCSE from texts to new weights.
+`python -m experiments.tables` makes the table `roofline/NAME`.
 """
 
 import argparse
@@ -41,7 +41,7 @@ _PRODUCTS = {
 
 
 class RecordProducts(TorchDispatchMode):
-    """Counts the matrix products computed inside; fused attention counts as its two (forward) or five (backward)."""
+    """Count the matrix products inside the context; fused attention counts as two (forward) or five (backward)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,19 +64,19 @@ class RecordProducts(TorchDispatchMode):
 
 
 def record(step: Callable[[], None]) -> Counter[Product]:
-    """The products of one step."""
+    """Count the products of one step."""
     with RecordProducts() as mode:
         step()
     return mode.products
 
 
 def operations(products: Counter[Product]) -> int:
-    """Floating-point operations, two for each multiplication with its addition."""
+    """Count floating-point operations: two for each multiplication with its addition."""
     return sum(2 * torch.Size(a).numel() * b[-1] * count for (a, b, _), count in products.items())
 
 
 def replay(products: Counter[Product], device: str) -> Callable[[], None]:
-    """A function that computes the products and nothing else."""
+    """Return a function that computes the products and nothing else."""
     factors = [
         (torch.randn(a, device=device).to(dtype), torch.randn(b, device=device).to(dtype), count)
         for (a, b, dtype), count in products.items()
@@ -92,7 +92,7 @@ def replay(products: Counter[Product], device: str) -> Callable[[], None]:
 
 
 def encoder_step(setting: Setting) -> Callable[[list[dict[str, Any]]], Callable[[], None]]:
-    """Forward and backward of both views of a batch that is ready, as training computes them."""
+    """Build forward and backward of both views of a collated batch, as training computes them."""
     model = SimCSEModel.from_backbone(setting.backbone, projector="none").to(setting.device).train()
     collator = CSECollator(AutoTokenizer.from_pretrained(setting.backbone), setting.max_seq_length, seed=SEED)
 
@@ -119,7 +119,7 @@ def measure(
     warmup: int,
     device: str,
 ) -> dict[str, Any]:
-    """Step and products in turn over the batches."""
+    """Measure the step and its products in turn over the batches."""
 
     def timed(function: Callable[[], None]) -> float:
         started = now(device)
@@ -151,7 +151,9 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint")
     parser.add_argument("--train_file", required=True, help="sentences, one a line")
-    parser.add_argument("--output", type=Path, required=True, help="results/roofline/NAME.json")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="results file, experiments/results/roofline/NAME.json"
+    )
     return parse_setting(parser, argv)
 
 

@@ -1,17 +1,17 @@
-"""How the time of training grows: with the corpus, the batch, the length of its sentences, and over processes.
+"""Measure how the time of training grows with the corpus, the batch, the length of sentences, and over processes.
 
     python benchmarks/scaling.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --output experiments/results/benchmarks/scaling-bert-base-uncased-cpu.json
 
-Steps are those of `train_step.py`, of SimCSE. What is compared takes turns (A B C A B C …), the ratio is the median of
-those within a turn:
+Steps are SimCSE's, from `train_step.py`. The rows of a part take turns (A B C A B C …); a ratio is the median of the
+ratios within a turn. The parts:
 
-- corpus: seconds from nothing read to the end of the first step, in a process of its own, with an empty cache and
-  then with a filled one; and the steps after it. Lines are the file's over and over, numbered. The model is there.
-- batch: steps over so many sentences.
-- length: steps over `--batch_size` texts of so many tokens, neighbouring sentences joined and cut.
+- corpus: seconds from opening the file to the end of the first step, in a process of its own with the model loaded,
+  with an empty cache and then with a filled one; and the steps after it. The file's lines are repeated and numbered.
+- batch: steps over each number of sentences.
+- length: steps over `--batch_size` texts of each length in tokens, made of joined sentences.
 - processes: a batch of `--batch_size` in one process with all `--threads`, and shared by several processes (gloo, DDP,
-  joined keys) that have as many threads together.
+  joined keys) with the same number of threads in total.
 
 The defaults take a few minutes with a small encoder on two cores. `python -m experiments.tables` makes the table
 `benchmarks/scaling-NAME` of the file `experiments/results/benchmarks/scaling-NAME.json`.
@@ -20,6 +20,7 @@ The defaults take a few minutes with a small encoder on two cores. `python -m ex
 import argparse
 import multiprocessing
 import os
+import random
 import statistics
 import tempfile
 import time
@@ -48,7 +49,7 @@ STEPS_AFTER = 3  # of the corpus part
 
 
 def start(stage: str, setting: Setting, path: Path, batch_size: int) -> dict[str, float]:
-    """Seconds from the file to the end of the first step, and of a later step (``stage`` names the first)."""
+    """Measure seconds from opening the file to the end of the first step (key ``stage``), and of a later step."""
     logging.disable_progress_bar()
     torch.set_num_threads(setting.threads)
     torch.manual_seed(SEED)
@@ -73,7 +74,7 @@ def timed(step: Step, setting: Setting) -> Side:
 
 
 def in_group(setting: Setting, rank: int, processes: int, meeting: str) -> Step:
-    """The step of one of several processes, or of one alone."""
+    """Build the step of one of several processes, or of a single process."""
     if processes == 1:
         return csekit_step(setting, "simcse", {})
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=processes)
@@ -81,10 +82,10 @@ def in_group(setting: Setting, rank: int, processes: int, meeting: str) -> Step:
 
 
 class Group:
-    """Processes that share a batch, each with its part of the rows.
+    """Processes that share a batch: each takes an equal part of the rows.
 
     Arguments:
-        meeting: a file that does not exist, through which they find each other.
+        meeting: path of a file that does not exist yet; the processes connect through it.
     """
 
     def __init__(self, setting: Setting, processes: int, meeting: str) -> None:
@@ -98,7 +99,7 @@ class Group:
         self._receive()
 
     def __call__(self, rows: list[dict[str, Any]]) -> float:
-        """Seconds of a step, those of the slowest process."""
+        """Take a step; returns the seconds of the slowest process."""
         share = len(rows) // len(self.members)
         for number, pipe in enumerate(self.members):
             pipe.send(rows[number * share : (number + 1) * share])
@@ -119,7 +120,7 @@ class Group:
 def in_turn(
     sides: Mapping[str, tuple[Side, Sequence[list[dict[str, Any]]]]], part: str, warmup: int
 ) -> list[dict[str, Any]]:
-    """Rows of one part: every side over its batches, taking turns; ratios to the first side."""
+    """Measure one part: every side over its batches in turn, with ratios to the first side."""
     seconds: dict[str, list[float]] = {title: [] for title in sides}
     rounds = len(next(iter(sides.values()))[1])
     for number in range(rounds):
@@ -162,6 +163,7 @@ def batch_rows(args: argparse.Namespace, setting: Setting) -> list[dict[str, Any
 
 def length_rows(args: argparse.Namespace, setting: Setting) -> list[dict[str, Any]]:
     texts = [line for line in args.train_file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    random.Random(SEED).shuffle(texts)
     sides = {}
     for length in args.lengths:
         side = timed(csekit_step(replace(setting, max_seq_length=length), "simcse", {}), setting)
@@ -171,7 +173,7 @@ def length_rows(args: argparse.Namespace, setting: Setting) -> list[dict[str, An
 
 
 def long_batches(texts: Sequence[str], words: int, size: int, count: int) -> list[list[dict[str, Any]]]:
-    """Batches of texts of at least so many words, from the sentences over and over."""
+    """Make batches of texts of at least ``words`` words, by joining the sentences in turn."""
     batches, place = [], 0
     for _ in range(count):
         rows = []
@@ -208,12 +210,16 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint")
     parser.add_argument("--train_file", type=Path, required=True, help="sentences, one a line")
-    parser.add_argument("--output", type=Path, required=True, help="results/benchmarks/scaling-NAME.json")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="what to measure")
-    parser.add_argument("--lines", nargs="+", type=int, default=[10_000, 100_000, 1_000_000], help="of the corpus")
-    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[32, 64, 128, 256])
-    parser.add_argument("--lengths", nargs="+", type=int, default=[16, 32, 64, 128], help="tokens")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument(
+        "--output", type=Path, required=True, help="results file, experiments/results/benchmarks/scaling-NAME.json"
+    )
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="parts to measure")
+    parser.add_argument(
+        "--lines", nargs="+", type=int, default=[10_000, 100_000, 1_000_000], help="sizes of the corpus"
+    )
+    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[32, 64, 128, 256], help="sentences a step")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[16, 32, 64, 128], help="tokens a text")
+    parser.add_argument("--processes", type=int, default=2, help="processes that share a batch")
     args = parse_setting(parser, argv, repetitions=5, warmup=1)
     for name, least in (("lines", args.batch_size * (1 + STEPS_AFTER)), ("batch_sizes", 2), ("lengths", 3)):
         if min(getattr(args, name)) < least:

@@ -1,11 +1,11 @@
-"""The share of a training's time that its selection takes: STS-B dev at every evaluation, label-free criteria.
+"""Measure the share of a training's time that selection takes: STS-B dev and label-free criteria at each evaluation.
 
     python benchmarks/selection.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --data_dir SentEval/data --precision bf16 \
         --output experiments/results/benchmarks/selection-bert-base-uncased-cpu.json
 
-What is timed is what `CSETrainer` does: steps of SimCSE, the dev set in float32 and in bf16 (`bf16_full_eval`),
-the criteria. They take turns; on CPU time is that of the processor, so that other programs do not count.
+The script times the work of `CSETrainer`: steps of SimCSE, the dev set in float32 and in bf16 (`bf16_full_eval`), and
+the criteria. They take turns; on CPU the time is CPU seconds, so that other programs do not count.
 `python -m experiments.tables` makes the table `benchmarks/selection-NAME` of the file.
 """
 
@@ -37,7 +37,7 @@ STEPS = 4  # of each turn
 def scoring(
     setting: Setting, corpus: Any, folder: str, dev: Pairs | None = None, samples: int = 0, bf16: bool = False
 ) -> Callable[[], Any]:
-    """The scores of an evaluation with a dev set, or with label-free criteria."""
+    """Return a function that computes the scores of an evaluation: dev set, or label-free criteria."""
     args = CSETrainingArguments(
         output_dir=folder,
         max_seq_length=setting.max_seq_length,
@@ -55,10 +55,12 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint")
     parser.add_argument("--train_file", required=True, help="sentences, one a line")
-    parser.add_argument("--data_dir", required=True, help="folder that holds STS-B dev, as of csekit eval")
-    parser.add_argument("--output", type=Path, required=True, help="results/benchmarks/selection-NAME.json")
+    parser.add_argument("--data_dir", required=True, help="folder with SentEval's layout, for STS-B dev")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="results file, experiments/results/benchmarks/selection-NAME.json"
+    )
     parser.add_argument("--eval_steps", type=int, default=125, help="steps between two evaluations")
-    parser.add_argument("--samples", type=int, default=256, help="sentences of the label-free criteria")
+    parser.add_argument("--samples", type=int, default=256, help="number of sentences for the label-free criteria")
     return parse_setting(parser, argv, repetitions=5, warmup=1)
 
 

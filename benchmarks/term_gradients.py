@@ -12,11 +12,11 @@ with dropout, in fp32, and their weights stay fixed. Three numbers describe a te
 - the median of its gradient's norm over the batches;
 - the norm of its mean gradient over the batches: what is left when the noise of single batches cancels;
 - the norm of that mean as Adam scales it: the gradients are clipped as in training, then divided by sqrt(v̂) + ε. v is
-  the second moment of the checkpoint's optimiser, of zero at the start, carried on over the measured batches.
+  the second moment in the checkpoint's optimiser, or zero for a start, and is updated on every measured batch.
 
 Two checks come from the log of a checkpoint's training: ``grad_norm`` beside the measured norm of the whole gradient,
-and the dev score. A start takes them from a checkpoint of the same method and weights.
-`python -m experiments.tables` makes the table `gradients/NAME` of the file.
+and the dev score. A start takes them from a checkpoint of the same method and weights. `python -m experiments.tables`
+makes the table `gradients/NAME` of the file.
 """
 
 import argparse

@@ -1,16 +1,16 @@
-"""Time and peak memory of one optimiser step of every method, relative to SimCSE, or of csekit and its peers.
+"""Measure time and peak memory of an optimiser step: of every method relative to SimCSE, or of csekit and its peers.
 
     python benchmarks/train_step.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --precision bf16 --output experiments/results/costs/bert-base-uncased-cpu-bf16.json
 
-A step goes from texts to new weights: tokenising and masking, forward, backward, clipping, AdamW. Every method lives
-in a process of its own, which gives its peak memory; they take turns (A B C A B C …) over the same batches, so that
-what slows the machine down for a while slows all of them, and a ratio is the median of those within a turn. Run it on
-a machine with nothing else to do. `python -m experiments.tables` makes the table `costs/NAME` of the file
+A step goes from texts to new weights: tokenising and masking, forward, backward, clipping, AdamW. Every method runs in
+a process of its own, whose peak memory is recorded. The methods take turns (A B C A B C …) over the same shuffled
+batches, so that a busy moment of the machine slows all of them; a ratio is the median of the ratios within a turn. Run
+it on an idle machine. `python -m experiments.tables` makes the table `costs/NAME` of the file
 `experiments/results/costs/NAME.json`.
 
-What is measured stands in `methods.yaml`; `--rows benchmarks/peers.yaml` compares with sentence-transformers and with
-naive forms of the steps, for the table `peers/NAME` of `experiments/results/peers/NAME.json`.
+`methods.yaml` lists the methods. `--rows benchmarks/peers.yaml` compares with sentence-transformers and with naive
+forms of the steps, for the table `peers/NAME` of `experiments/results/peers/NAME.json`.
 """
 
 import argparse
@@ -48,7 +48,7 @@ LEARNING_RATE, MAX_GRAD_NORM, SEED = 3e-5, 1.0, 42
 
 @dataclass(frozen=True)
 class Setting:
-    """What all methods have in common."""
+    """Settings that all methods share."""
 
     backbone: str
     device: str
@@ -68,7 +68,7 @@ def csekit_step(
     cache_chunk_size: int = 0,
     wrap: Callable[[Any], Any] = lambda model: model,
 ) -> Step:
-    """A method's step, as ``CSETrainer`` takes it; ``wrap`` gives what is called instead of the model."""
+    """Build a method's step as ``CSETrainer`` takes it; ``wrap`` may put a wrapper around the model."""
     model = METHODS[method].from_backbone(setting.backbone, **fields).to(setting.device).train()
     model.cache_gradients(cache_chunk_size)
     tokenizer = AutoTokenizer.from_pretrained(setting.backbone)
@@ -95,8 +95,13 @@ def csekit_step(
 
 @dataclass(frozen=True)
 class Row:
-    """What is measured: its builder, which can be sent to another process, the row that its time is related to (None:
-    the first), and its own precision, if any."""
+    """A step to measure.
+
+    Arguments:
+        build: builds the step; it is sent to another process.
+        against: name of the row that its time is compared with; None: the first.
+        precision: its own precision, if any.
+    """
 
     title: str
     build: Callable[[Setting], Step]
@@ -105,7 +110,7 @@ class Row:
 
 
 def read_rows(path: Path, names: list[str] | None) -> dict[str, Row]:
-    """The rows of a YAML file by name.
+    """Read the rows of a YAML file, by name.
 
     Raises:
         ValueError: an unknown name.
@@ -123,7 +128,7 @@ def read_rows(path: Path, names: list[str] | None) -> dict[str, Row]:
 
 
 def serve(pipe: Connection, setting: Setting, build: Callable[[Setting], Step]) -> None:
-    """The process of a method: build it, then take the steps that the other end asks for; last its peak memory."""
+    """Run in a method's process: build its step, take the steps that the pipe asks for, then send the peak memory."""
     logging.disable_progress_bar()
     torch.set_num_threads(setting.threads)
     torch.manual_seed(SEED)
@@ -144,7 +149,7 @@ def now(device: str) -> float:
 
 
 def peak_memory(device: str) -> int:
-    """Bytes at most in use so far: allocated on the device, or resident."""
+    """Peak bytes in use so far: allocated on the device, or resident."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
@@ -152,7 +157,7 @@ def peak_memory(device: str) -> int:
 
 
 class Worker:
-    """A method in a process of its own."""
+    """A method that runs in its own process."""
 
     def __init__(self, title: str, setting: Setting, build: Callable[[Setting], Step]) -> None:
         self.title = title
@@ -164,7 +169,7 @@ class Worker:
         self.receive()
 
     def ask(self, rows: list[dict[str, Any]] | None) -> Any:
-        """Seconds of a step, or for None the peak memory, after which the process ends."""
+        """Return the seconds of a step over ``rows``; for None, the peak memory, after which the process ends."""
         self.pipe.send(rows)
         return self.receive()
 
@@ -178,8 +183,8 @@ class Worker:
 def measure(
     workers: dict[str, Worker], batches: list[list[dict[str, Any]]], warmup: int, against: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Every method over the batches in turn, the first ``warmup`` rounds not counted; ratios to the first row, or the
-    one that ``against`` names."""
+    """Run every method over the batches in turn, without counting the first ``warmup`` rounds; ratios are relative to
+    the first row, or to the one that ``against`` names."""
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for number, rows in enumerate(batches):
         taken = {name: worker.ask(rows) for name, worker in workers.items()}
@@ -229,7 +234,7 @@ def draw_batches(corpus: Corpus, size: int, count: int, seed: int = SEED) -> lis
 
 
 def read_batches(path: str, size: int, count: int, seed: int = SEED) -> tuple[str, list[list[dict[str, Any]]]]:
-    """The corpus's name and batches of ``draw_batches``.
+    """Return the corpus's name and batches from ``draw_batches``.
 
     Raises:
         ValueError: the corpus has fewer rows than one batch.
@@ -241,13 +246,13 @@ def read_batches(path: str, size: int, count: int, seed: int = SEED) -> tuple[st
 def parse_setting(
     parser: argparse.ArgumentParser, argv: list[str] | None, repetitions: int = 20, warmup: int = 3
 ) -> argparse.Namespace:
-    """The parsed arguments, with those of a :class:`Setting` and how often to measure."""
+    """Parse the arguments, with those of a :class:`Setting` and the number of repetitions."""
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--max_seq_length", type=int, default=32)
-    parser.add_argument("--repetitions", type=int, default=repetitions, help="measured rounds")
-    parser.add_argument("--warmup", type=int, default=warmup, help="rounds before them")
+    parser.add_argument("--batch_size", type=int, default=64, help="sentences a step")
+    parser.add_argument("--max_seq_length", type=int, default=32, help="tokens of a sentence")
+    parser.add_argument("--repetitions", type=int, default=repetitions, help="number of measured rounds")
+    parser.add_argument("--warmup", type=int, default=warmup, help="number of rounds before them")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads of each process")
     args = parser.parse_args(argv)
     for name in ("batch_size", "repetitions", "threads"):
@@ -260,9 +265,11 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint, a masked LM")
     parser.add_argument("--train_file", required=True, help="sentences, one a line")
-    parser.add_argument("--output", type=Path, required=True, help="results/costs/NAME.json")
-    parser.add_argument("--rows", type=Path, default=METHODS_FILE, help="YAML file of what is measured")
-    parser.add_argument("--methods", nargs="+", help="some of its rows; the first is the one to compare with")
+    parser.add_argument("--output", type=Path, required=True, help="results file, experiments/results/costs/NAME.json")
+    parser.add_argument("--rows", type=Path, default=METHODS_FILE, help="YAML file of the rows to measure")
+    parser.add_argument(
+        "--methods", nargs="+", help="names of some of its rows; the others are compared with the first"
+    )
     return parse_setting(parser, argv)
 
 
