@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -150,7 +151,8 @@ def trained(masked_lm: Path, tmp_path: Path) -> Path:
         label_free_samples=0,
         report_to="none",
     )
-    dev = Pairs("stsb", TEXTS[:3], TEXTS[3:], [0.0, 1.0, 2.0], None)
+    others = [TEXTS[0], "a woman sings", "the ball is red", "a cat is on the tree"]
+    dev = Pairs("stsb", TEXTS[:1] * 4, others, np.array([5.0, 1.0, 0.0, 2.0]), None)
     model = InforMinModel.from_backbone(masked_lm)
     CSETrainer(model, args, load_corpus(texts), AutoTokenizer.from_pretrained(masked_lm), dev).train()
     return tmp_path / "run" / "training" / "checkpoint-4"
