@@ -12,7 +12,9 @@ with dropout, in fp32, and their weights stay fixed. Three numbers describe a te
 - the median of its gradient's norm over the batches;
 - the norm of its mean gradient over the batches: what is left when the noise of single batches cancels;
 - the norm of that mean as Adam scales it: the gradients are clipped as in training, then divided by sqrt(v̂) + ε. v is
-  the second moment in the checkpoint's optimiser, or zero for a start, and is updated on every measured batch.
+  the second moment in the checkpoint's optimiser, or zero for a start, and is updated on every measured batch
+  with the sum of the terms' squared gradients. The square of their sum would be near zero wherever two terms happen to
+  cancel, and a few weights of rare words would then outweigh all others.
 
 Two checks come from the log of a checkpoint's training: ``grad_norm`` beside the measured norm of the whole gradient,
 and the dev score. A start takes them from a checkpoint of the same method and weights. `python -m experiments.tables`
@@ -65,9 +67,9 @@ class SecondMoment:
     beta2: float = 0.999
     epsilon: float = 1e-8
 
-    def update(self, gradient: Tensor) -> None:
+    def update(self, squares: Tensor) -> None:
         self.step += 1
-        self.value.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        self.value.mul_(self.beta2).add_(squares, alpha=1 - self.beta2)
 
     def divisor(self) -> Tensor:
         """sqrt(v̂) + ε, (P,)."""
@@ -134,7 +136,7 @@ def measure(
         whole = torch.stack(list(gradients.values())).sum(0)
         norms.append(norm(whole))
         clip = min(1.0, max_grad_norm / (norms[-1] + 1e-6))
-        moment.update(clip * whole[:size])
+        moment.update(sum((clip * gradient[:size]) ** 2 for gradient in gradients.values()))
         contrast = gradients["contrastive"][:size] if "contrastive" in gradients else None
         for name, gradient in gradients.items():
             own, kept = gradient[:size], sums.setdefault(name, TermSums())

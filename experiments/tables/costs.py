@@ -329,9 +329,9 @@ def term_gradients_table(results: Mapping[str, Any]) -> tuple[str, list[str], li
         f"{run['batch_size']} sentences of at most {run['max_seq_length']} tokens of {run['corpus']}, with dropout, "
         "fp32. Norm: median over the batches. Mean: norm of the mean gradient. Adam: norm of the mean of gradients "
         f"clipped at {run['max_grad_norm']:g} as in training, divided by sqrt(v̂) + ε; v is the optimiser's at this "
-        "step (zero at step 0), updated on every measured batch. × contrast: relative to the contrastive term; "
-        "cosine: between the mean gradients of the term and of the contrast; dev: STS-B dev of the training at this "
-        "step, Spearman × 100."
+        "step (zero at step 0), updated on every measured batch with the terms' squared gradients. × contrast: "
+        "relative to the contrastive term; cosine: between the mean gradients of the term and of the contrast; dev: "
+        "STS-B dev of the training at this step, Spearman × 100."
     )
     shares = [head for name in ("norm", "mean", "Adam") for head in (name, "× contrast")]
     return caption, ["", "step", "term", "weight", *shares, "cosine", "dev"], body

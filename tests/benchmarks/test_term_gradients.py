@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -94,8 +95,8 @@ def test_means_and_adams_scaling_are_those_of_the_plain_formula(module: ModuleTy
     assert found["grad_norm"]["most"] == pytest.approx(max(norms), rel=1e-4)
     assert found["grad_norm"]["clipped"] == 1
     v = torch.full_like(gradients[None][0], before)
-    for gradient, whole in zip(gradients[None], norms, strict=True):
-        v = BETA2 * v + (1 - BETA2) * (gradient * limit / whole) ** 2
+    for contrast, rtd, whole in zip(gradients["contrastive"], gradients["rtd"], norms, strict=True):
+        v = BETA2 * v + (1 - BETA2) * (contrast**2 + rtd**2) * (limit / whole) ** 2
     divisor = (v / (1 - BETA2 ** (steps + 3))).sqrt() + EPSILON
     for term, row in found["terms"].items():
         mean = torch.stack(gradients[term]).mean(0)
@@ -125,6 +126,22 @@ def test_noise_cancels_in_the_mean(module: ModuleType, masked_lm: Path) -> None:
     assert found["terms"]["contrastive"]["mean_error"] == pytest.approx(3**0.5)
 
 
+def test_terms_that_cancel_in_a_weight_do_not_outweigh_the_others(module: ModuleType) -> None:
+    class Cancelling:
+        """Two terms whose gradients cancel in the first weight."""
+
+        backbone = torch.nn.Linear(3, 1, bias=False)
+
+        def terms(self) -> Any:
+            weight = self.backbone.weight
+            return None, {"contrastive": weight.sum(), "other": weight.sum() - 2 * weight[0, 0]}, {}
+
+    model = Cancelling()
+    found = module.measure(model, list(model.backbone.parameters()), module.SecondMoment(torch.zeros(3)), [{}], 9.0)
+    for row in found["terms"].values():
+        assert row["adam_norm"] == pytest.approx((3 / 2) ** 0.5, rel=1e-4)
+
+
 def test_without_contrast_there_is_no_angle(module: ModuleType, masked_lm: Path) -> None:
     model = InforMinModel.from_backbone(masked_lm, contrastive_weight=0.0).train()
     batches = batches_of(model, masked_lm)
@@ -150,7 +167,8 @@ def trained(masked_lm: Path, tmp_path: Path) -> Path:
         label_free_samples=0,
         report_to="none",
     )
-    dev = Pairs("stsb", TEXTS[:3], TEXTS[3:], [0.0, 1.0, 2.0], None)
+    others = [TEXTS[0], "a woman sings", "the ball is red", "a cat is on the tree"]
+    dev = Pairs("stsb", TEXTS[:1] * 4, others, np.array([5.0, 1.0, 0.0, 2.0]), None)
     model = InforMinModel.from_backbone(masked_lm)
     CSETrainer(model, args, load_corpus(texts), AutoTokenizer.from_pretrained(masked_lm), dev).train()
     return tmp_path / "run" / "training" / "checkpoint-4"
