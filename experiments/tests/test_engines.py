@@ -31,7 +31,11 @@ sys.stdin.read()
 def cluster() -> Iterator[str]:
     """The address of a cluster in processes of its own, so that a driver's end does not end it."""
     with subprocess.Popen(
-        [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        [sys.executable, "-c", CLUSTER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**ENVIRONMENT, "RAY_AUTH_MODE": "disabled"},  # recent versions want a token of every driver otherwise
     ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
@@ -44,6 +48,7 @@ def cluster() -> Iterator[str]:
 def with_ray(bench: Any, cluster: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A plan of one experiment, and the cluster's address for the drivers."""
     monkeypatch.setenv("RAY_ADDRESS", cluster)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     bench.plan["experiments"] = {"one": {"title": "One"}}
     return bench
 

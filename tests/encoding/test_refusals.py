@@ -115,9 +115,11 @@ def test_every_command_that_loads_an_encoder_refuses_missing_weights(tiny_folder
     drop_a_weight(tiny_folder)
     corpus = tiny_folder.parent / "corpus.txt"
     corpus.write_text("\n".join(TEXTS) + "\n")
-    pairs = tiny_folder.parent / "STS/STSBenchmark/sts-dev.csv"
-    pairs.parent.mkdir(parents=True)
-    pairs.write_text("".join(f"main\tMSRvid\t2012\t{i}\t{i % 5}\ta man {i}\ta dog\n" for i in range(1500)))
+    folder = tiny_folder.parent / "STS/STSBenchmark"
+    folder.mkdir(parents=True)
+    for part, rows in (("dev", 1500), ("test", 1379)):
+        lines = [f"main\tMSRvid\t2012\t{i}\t{i % 6}\ta man {i}\ta dog\n" for i in range(rows)]
+        (folder / f"sts-{part}.csv").write_text("".join(lines))
     score = ("eval", tiny_folder, "--data_dir", tiny_folder.parent, "--tasks", "STS-B-dev")
     found = {
         "eval": (*score, "--pooling", "mean"),
