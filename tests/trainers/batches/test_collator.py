@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, models, processors
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
-from csekit.modeling.objectives import MaskingSpec
-from csekit.modeling.tokenization import pad, sentence_frame, tokenize
+from csekit.modeling.objectives import MaskingSpec, TargetSpec
+from csekit.modeling.tokenization import pad, sentence_frame, tokenize, training_length, with_template
 from csekit.trainers.batches.collator import CSECollator
 
 TEMPLATE = 'This: "{sentence}" means {mask}.'
@@ -57,12 +57,10 @@ def test_frame_of_a_vocabulary_without_the_letter_a():
 @pytest.mark.parametrize("max_length", [20, 32, 64])
 def test_template_is_never_truncated_nor_masked(tokenizer, sentences, max_length):
     frame = sentence_frame(tokenizer, TEMPLATE)
-    surround = len(frame.before) + len(frame.after)
-    max_length = max(max_length, surround + 2)
     collator = CSECollator(tokenizer, max_length, {"mlm": MaskingSpec(1.0)}, prompt_template=TEMPLATE)
     long = [sentence * 5 for sentence in sentences]
     batch = collator(rows([*long, f"I am {tokenizer.mask_token} here"]))
-    assert batch["input_ids"].shape[-1] <= max_length
+    assert batch["input_ids"].shape[-1] == training_length(tokenizer, max_length, TEMPLATE)
     copies = batch["mlm_input_ids"].view(2, *batch["input_ids"].squeeze(1).shape)
     lengths = batch["attention_mask"].squeeze(1).sum(-1)
     for n, ids in enumerate(batch["input_ids"].squeeze(1)):
@@ -71,6 +69,32 @@ def test_template_is_never_truncated_nor_masked(tokenizer, sentences, max_length
             assert tuple(real[: len(frame.before)]) == frame.before
             assert tuple(real[-len(frame.after) :]) == frame.after
             assert real[frame.mask_offset] == tokenizer.mask_token_id
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, "{mask}: {sentence}", "the {sentence} is {mask}"])
+def test_a_sentence_is_as_long_with_a_template_as_without(tokenizer, sentences, template):
+    """Regression: the template's tokens took the place of the sentence's."""
+    specs = {"own": TargetSpec(0.0, views=1)}  # the sentence's own tokens
+    long = rows([sentence * 10 for sentence in sentences])
+    plain = CSECollator(tokenizer, 32, specs)(long)
+    framed = CSECollator(tokenizer, 32, specs, prompt_template=template)(long)
+    assert framed["own_attention_mask"].sum(1).tolist() == [30] * len(long)
+    assert torch.equal(framed["own_input_ids"], plain["own_input_ids"])
+
+
+def test_a_template_that_the_tokenizer_holds_comes_on_top_too(tokenizer, sentences):
+    long = rows([sentence * 10 for sentence in sentences])
+    framed = CSECollator(tokenizer, 32, prompt_template=TEMPLATE)(long)
+    held = CSECollator(with_template(tokenizer, TEMPLATE), 32)(long)
+    assert torch.equal(held["input_ids"], framed["input_ids"])
+
+
+def test_the_template_counts_against_the_tokenizer_s_limit(wordpiece):
+    frame = sentence_frame(wordpiece, TEMPLATE)
+    room = 128 - (len(frame.before) + len(frame.after) - 2)
+    CSECollator(wordpiece, room, prompt_template=TEMPLATE)
+    with pytest.raises(ValueError, match=rf"max_seq_length must be at most {room}, .* got {room + 1}"):
+        CSECollator(wordpiece, room + 1, prompt_template=TEMPLATE)
 
 
 def test_one_column(tokenizer, sentences):
