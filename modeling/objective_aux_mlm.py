@@ -22,6 +22,7 @@ from .losses import scale_gradient, scale_value
 from .masked_lm_head import MaskedLMHead
 from .objective_mlm import MaskedLMConfig
 from .objectives import Encode, MaskedCopy, MaskingSpec, Objective, Views
+from .vector_gap import vector_gap
 
 GRADIENTS = ("scaled", "plain")
 HEAD_INITS = ("pretrained", "top_layers", "random")
@@ -81,6 +82,9 @@ class AuxiliaryMaskedLM(Objective):
     h is the embedding of the unmasked view, which takes the place of [CLS]: with ``pooling="cls"`` the paper's raw
     last-layer [CLS], with another pooling that pooled state. The auxiliary network thus always trains the embedding of
     inference, and its gradient reaches the encoder through h alone.
+
+    The diagnostic ``aux_mlm_gap`` is the cross-entropy given another sentence's embedding, minus that given its own
+    (``vector_gap.py``). At 0 the head ignores the embedding.
     """
 
     config_class = AuxiliaryMaskedLMConfig
@@ -93,9 +97,11 @@ class AuxiliaryMaskedLM(Objective):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         λ, scaled = self.config.weight, self.config.gradient == "scaled"
         h = scale_gradient(views.h, λ) if scaled else views.h
-        L_aux, accuracy = self.token_means(self.masked_copy(views, batch, h), encode)
+        copy = self.masked_copy(views, batch, h)
+        L_aux, accuracy = self.token_means(copy, encode)
         term = scale_value(L_aux, λ) if scaled else λ * L_aux
-        return {"aux_mlm": term}, {"aux_mlm_accuracy": accuracy, "aux_mlm_cross_entropy": L_aux.detach()}
+        metrics = {"aux_mlm_accuracy": accuracy, "aux_mlm_cross_entropy": L_aux.detach()}
+        return {"aux_mlm": term}, metrics | {"aux_mlm_gap": self.gap(copy, encode)}
 
     def predict(self, copy: MaskedCopy, encode: Encode) -> tuple[Tensor, Tensor]:
         """Return CE(H̃_t W, x_t) of each masked token, and whether the likeliest token is right, (M,) each."""
@@ -103,6 +109,10 @@ class AuxiliaryMaskedLM(Objective):
             M_NLH = self.lower(copy.ids, copy.mask)
         C_NLH = replace_first(M_NLH, copy.vectors, copy.mask)
         return self.lm_head(self.head(C_NLH, copy.mask, copy.positions), copy.labels)
+
+    def gap(self, copy: MaskedCopy, encode: Encode) -> Tensor:
+        """Return ``aux_mlm_gap``, (): how much the head loses with another sentence's embedding, in nats."""
+        return vector_gap(self, copy, lambda few: self.predict(few, encode)[0])
 
     def __init__(self, config: AuxiliaryMaskedLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
