@@ -20,16 +20,17 @@ from .backbone import build_backbone, load_backbone
 from .fast_packing import run_encoder
 from .losses import scale_gradient, scale_value
 from .masked_lm_head import MaskedLMHead
-from .objective_mlm import MaskedLMConfig
+from .objective_mlm import MaskedTokensConfig
 from .objectives import Encode, MaskedCopy, MaskingSpec, Objective, Views
+from .settings import check_choice
 from .vector_gap import vector_gap
 
 GRADIENTS = ("scaled", "plain")
-HEAD_INITS = ("pretrained", "top_layers", "random")
+HEAD_INITS = ("pretrained", "top_layers", "new_layers", "random")
 
 
 @dataclass
-class AuxiliaryMaskedLMConfig(MaskedLMConfig):
+class AuxiliaryMaskedLMConfig(MaskedTokensConfig):
     """Settings of :class:`AuxiliaryMaskedLM`.
 
     Arguments:
@@ -44,8 +45,10 @@ class AuxiliaryMaskedLMConfig(MaskedLMConfig):
             ε = 1e-8, and the head hardly learns. ``scaled`` multiplies only the gradient that reaches the encoder by
             λ; the head learns from CE itself and is clipped separately. Both log λ·CE.
         head_init: ``pretrained`` takes the head of a stage-1 checkpoint (§3.1), ``top_layers`` the encoder's own upper
-            layers (Table 4, w/o pre-training), both with the checkpoint's masked-LM head; ``random`` takes nothing
-            (the head of the released code if its local file is missing).
+            layers (Table 4, w/o pre-training), ``new_layers`` new layers (the released code if its local file is
+            missing), all three with the checkpoint's masked-LM head; ``random`` takes nothing.
+        lower_dropout: True to keep dropout on in the frozen lower copy while training, as the released script for
+            BERT-large does.
 
     Raises:
         ValueError: a value that is not allowed.
@@ -59,6 +62,7 @@ class AuxiliaryMaskedLMConfig(MaskedLMConfig):
     detach: bool = True
     gradient: str = "scaled"
     head_init: str = "pretrained"
+    lower_dropout: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,10 +70,9 @@ class AuxiliaryMaskedLMConfig(MaskedLMConfig):
             raise ValueError(f"aux_mlm_layer must be 0 (automatic) or a number of layers, got {self.layer!r}")
         if not isinstance(self.head_layers, int) or self.head_layers < 1:
             raise ValueError(f"aux_mlm_head_layers must be at least 1, got {self.head_layers!r}")
-        for field, allowed in (("gradient", GRADIENTS), ("head_init", HEAD_INITS)):
-            value = getattr(self, field)
-            if value not in allowed:
-                raise ValueError(f"aux_mlm_{field} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        check_choice(self, "gradient", GRADIENTS)
+        check_choice(self, "head_init", HEAD_INITS)
+        check_choice(self, "lower_dropout", (True, False))
 
 
 class AuxiliaryMaskedLM(Objective):
@@ -119,7 +122,7 @@ class AuxiliaryMaskedLM(Objective):
         self.encoder_config = encoder_config
         self.num_lower = lower_layers(encoder_config, config.layer)
         self.head = AuxiliaryHead(encoder_config, config.head_layers)  # refuses families without such a head
-        self.lower = LowerLayers(encoder_config, self.num_lower)
+        self.lower = LowerLayers(encoder_config, self.num_lower, dropout=config.lower_dropout)
         self.lm_head = MaskedLMHead(encoder_config, tied=False)
 
     @property
@@ -162,18 +165,25 @@ def replace_first(states_NLH: Tensor, first_NH: Tensor, mask_NL: Tensor) -> Tens
 
 
 class LowerLayers(nn.Module):
-    """A copy of an encoder's embeddings and first layers: (N, L) ids → (N, L, H). Its dropout is always off."""
+    """A copy of an encoder's embeddings and first layers: (N, L) ids → (N, L, H).
 
-    def __init__(self, encoder_config: PreTrainedConfig, num_layers: int) -> None:
+    Arguments:
+        encoder_config: the encoder's configuration.
+        num_layers: number of layers.
+        dropout: True to use dropout in training; False keeps it off.
+    """
+
+    def __init__(self, encoder_config: PreTrainedConfig, num_layers: int, dropout: bool = False) -> None:
         super().__init__()
+        self.dropout = dropout
         config = deepcopy(encoder_config)
         config.num_hidden_layers = num_layers
         self.model = build_backbone(config)
-        self.eval()
+        self.train()
 
     def train(self, mode: bool = True) -> "LowerLayers":
-        """Keep dropout off, whatever ``mode``."""
-        return super().train(False)
+        """Keep dropout off, whatever ``mode``, unless the network was built with dropout."""
+        return super().train(mode and self.dropout)
 
     def forward(self, input_ids_NL: Tensor, mask_NL: Tensor) -> Tensor:
         return run_encoder(self.model, mask_NL, input_ids_NL).last_hidden_state
@@ -198,7 +208,8 @@ def load_stage1_head(head: AuxiliaryHead, name_or_path: str, num_lower: int) -> 
         raise ValueError(
             f"{name_or_path} has no auxiliary head, which aux_mlm_head_init='pretrained' needs: make it by stage 1, "
             f"'python examples/run_pretrain.py --objective condenser --model_name_or_path {name_or_path} "
-            "--output_dir stage1 …', and start from its folder; or take aux_mlm_head_init='top_layers' or 'random'"
+            "--output_dir stage1 …', and start from its folder; or take aux_mlm_head_init='top_layers', "
+            "'new_layers' or 'random'"
         )
     saved = json.loads(Path(str(files["config.json"])).read_text(encoding="utf-8"))
     for field, key, own in (("head_layers", "num_layers", len(head.layers)), ("layer", "layer", num_lower)):

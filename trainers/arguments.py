@@ -96,6 +96,12 @@ class CSETrainingArguments(RunTrainingArguments):
         default=None,
         metadata={"help": "Share of the words that the augmentation changes; default: 0.2, for shuffle 1."},
     )
+    mask_contrastive_input: bool = field(
+        default=False,
+        metadata={
+            "help": "Let the contrast read the masked copies of the objective mlm (InforMin-CL's released code)."
+        },
+    )
     cache_chunk_size: int = field(
         default=0,
         metadata={

@@ -90,6 +90,7 @@ class CSETrainer(HubTrainer):
             args.seed,
             model.config.prompt_template,
             augmentation=make_augmentation(args.augmentation, args.augmentation_rate),
+            mask_contrastive_input=args.mask_contrastive_input,
         )
         limit = length_limit(model.backbone, tokenizer)
         check_length(collator.max_length, args.max_seq_length, limit, "the encoder's limit")

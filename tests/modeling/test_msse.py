@@ -11,13 +11,17 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModel, AutoTokenizer
 
 from csekit.modeling import CSEModel, Encode, MSSEModel
-from csekit.modeling.losses import dimension_contrast_balanced, dimension_contrast_sum
+from csekit.modeling.losses import dimension_contrast_balanced, dimension_contrast_released, dimension_contrast_sum
 from csekit.modeling.objective_dcm import cross_correlation
 from csekit.modeling.objective_icm import GAP_SENTENCES
 from csekit.modeling.tokenization import sentence_frame
 
 B, H = 5, 16
-REDUCTIONS = {"sum": dimension_contrast_sum, "balanced": dimension_contrast_balanced}
+REDUCTIONS = {
+    "sum": dimension_contrast_sum,
+    "balanced": dimension_contrast_balanced,
+    "released": dimension_contrast_released,
+}
 DECODERS = {
     "causal": {"word_dropout": 0.4},
     "two layers": {"decoder_layers": 2, "decoder_heads": 4, "icm_representation": "z"},
@@ -61,6 +65,8 @@ def naive_dcm(h1: Tensor, h2: Tensor, reduction: str) -> Tensor:
             (same if i == j else different).append((c - int(i == j)) ** 2)
     if reduction == "sum":
         return sum(same) + sum(different)
+    if reduction == "released":
+        return 2 * sum(same) + 0.05 * sum(different)
     return sum(same) / len(same) + sum(different) / len(different)
 
 

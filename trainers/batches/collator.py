@@ -31,10 +31,13 @@ class CSECollator:
         prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``; never truncated, never masked.
         pad_to_multiple_of: round the length L up to a multiple of it.
         augmentation: makes the positive of each single sentence: the second column of the batch.
+        mask_contrastive_input: True to let the contrast read the masked copies of the objective ``mlm``, as the
+            released code of InforMin-CL does, whose collator masks the ids in place.
 
     Raises:
         ValueError: the tokenizer has no padding token, or no mask token that a spec needs; ``max_seq_length`` with
-            the template exceeds its limit, or leaves no room for a sentence; a spec or the template is not valid.
+            the template exceeds its limit, or leaves no room for a sentence; a spec or the template is not valid;
+            ``mask_contrastive_input`` without the objective ``mlm``.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class CSECollator:
         prompt_template: str | None = None,
         pad_to_multiple_of: int | None = None,
         augmentation: Augmentation | None = None,
+        mask_contrastive_input: bool = False,
     ) -> None:
         if tokenizer.pad_token_id is None:
             raise ValueError("the tokenizer has no padding token: set tokenizer.pad_token first")
@@ -60,6 +64,13 @@ class CSECollator:
         self.vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
         for name, spec in self.batch_specs.items():
             check_spec(f"batch_specs[{name!r}]", spec, self.vocabulary)
+        self.mask_contrastive_input = mask_contrastive_input
+        if mask_contrastive_input and "mlm" not in self.batch_specs:
+            names = ", ".join(map(repr, self.batch_specs)) or "none"
+            raise ValueError(
+                f"mask_contrastive_input must be False without the objective 'mlm', got {mask_contrastive_input} "
+                f"with the masked copies of {names}: add --mlm_weight"
+            )
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Make a batch of B rows ``{"texts": [s0, …], "index": int, "epoch": int}`` with C texts each (an augmentation
@@ -120,7 +131,7 @@ class CSECollator:
                 batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
                 if "attention_mask" in named:
                     batch[f"{name}_{TOKEN_COUNTS}"] = named["attention_mask"].sum(1)
-        return batch
+        return masked_contrast(batch) if self.mask_contrastive_input else batch
 
     def _positives(self, rows: Sequence[Mapping[str, Any]], C: int) -> list[str]:
         """Return the augmented sentences, the second column."""
@@ -202,6 +213,20 @@ class CSECollator:
             "view": view,
             "name": name,
         }
+
+
+def masked_contrast(batch: dict[str, Any]) -> dict[str, Any]:
+    """Replace the contrastive texts by the masked copies of the objective ``mlm``.
+
+    A single column becomes two, since its views are masked independently. Columns without a copy stay.
+    """
+    if batch["input_ids"].shape[1] == 1:
+        batch |= {name: batch[name].repeat(1, 2, 1) for name in ("input_ids", "attention_mask")}
+        batch[TOKEN_COUNTS] = np.repeat(batch[TOKEN_COUNTS], 2, axis=1)
+    ids_BCL = batch["input_ids"]
+    copies_VBL = batch["mlm_input_ids"].unflatten(0, (-1, len(ids_BCL)))
+    ids_BCL[:, : len(copies_VBL)] = copies_VBL.transpose(0, 1)
+    return batch
 
 
 def check_length(max_length: int, max_seq_length: int, limit: int, whose: str) -> None:

@@ -253,3 +253,28 @@ def test_collating_is_fast(wordpiece, sentences):
         collator(items)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.05
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+@pytest.mark.parametrize("views", [1, 2])
+def test_the_contrast_reads_the_masked_copies_on_request(wordpiece, sentences, columns, views):
+    items, specs = rows(sentences, columns), {"mlm": MaskingSpec(0.5, views=views)}
+    plain = CSECollator(wordpiece, 24, specs)(items)
+    masked = CSECollator(wordpiece, 24, specs, mask_contrastive_input=True)(items)
+    B, C = len(items), max(columns, 2)
+    shown = [min(column, columns - 1) for column in range(C)]
+    assert masked["input_ids"].shape[:2] == (B, C)
+    assert torch.equal(masked["attention_mask"], plain["attention_mask"][:, shown])
+    assert masked["token_counts"].tolist() == plain["token_counts"][:, shown].tolist()
+    for key in ("mlm_input_ids", "mlm_positions", "mlm_labels"):
+        assert torch.equal(masked[key], plain[key])
+    for column in range(C):
+        copy = masked["mlm_input_ids"][column * B : (column + 1) * B] if column < views else None
+        wanted = plain["input_ids"][:, shown[column]] if copy is None else copy
+        assert torch.equal(masked["input_ids"][:, column], wanted)
+    assert (masked["input_ids"][:, 0] == wordpiece.mask_token_id).any()
+
+
+def test_a_masked_contrast_needs_masked_copies(wordpiece):
+    with pytest.raises(ValueError, match="mask_contrastive_input must be False without the objective 'mlm', got True"):
+        CSECollator(wordpiece, 24, mask_contrastive_input=True)
