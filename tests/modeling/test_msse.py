@@ -152,8 +152,13 @@ def test_the_minimum_of_each_form(reduction):
     optimizer.step(closure)
     correlation = cross_correlation(*views).detach()
     excess = (size / (rows - 1) - 1) / (size - 1)  # of the mean square off the diagonal, where the diagonal is 1
-    diagonal = {"sum": (rows - 1) / size, "balanced": 1 / (1 + excess)}[reduction]
-    least = {"sum": size - (rows - 1), "balanced": (1 - diagonal) ** 2 + excess * diagonal**2}[reduction]
+    light = 0.05 / 2 * (size - 1) * excess  # the same, of the sums that the released form weighs
+    diagonal = {"sum": (rows - 1) / size, "balanced": 1 / (1 + excess), "released": 1 / (1 + light)}[reduction]
+    least = {
+        "sum": size - (rows - 1),
+        "balanced": (1 - diagonal) ** 2 + excess * diagonal**2,
+        "released": 2 * size * ((1 - diagonal) ** 2 + light * diagonal**2),
+    }[reduction]
     assert REDUCTIONS[reduction](correlation).item() == pytest.approx(least, abs=1e-4)
     assert correlation.diagonal().mean().item() == pytest.approx(diagonal, abs=1e-4)
     assert torch.linalg.matrix_rank(correlation, tol=1e-6) == rows - 1
