@@ -25,7 +25,7 @@ from transformers.utils import logging
 from csekit.encoding.provenance import environment
 from csekit.evaluation.results import write_results
 from csekit.modeling import METHODS
-from csekit.modeling.tokenization import tokenize
+from csekit.modeling.tokenization import tokenize, training_length
 from csekit.trainers import CSECollator, load_corpus
 
 
@@ -46,6 +46,7 @@ def measure(setting: Setting, name: str, dataset: Any, places: list[list[int]], 
     model = METHODS[wanted["method"]].from_backbone(setting.backbone, **wanted["fields"])
     tokenizer = AutoTokenizer.from_pretrained(setting.backbone)
     template = model.config.prompt_template
+    length = training_length(tokenizer, setting.max_seq_length, template)
     collator = CSECollator(tokenizer, setting.max_seq_length, model.batch_specs, SEED, template)
     batches = [dataset.__getitems__(each) for each in places]
     texts = [[row["texts"][0] for row in rows] for rows in batches]
@@ -53,7 +54,7 @@ def measure(setting: Setting, name: str, dataset: Any, places: list[list[int]], 
         "name": name,
         "title": title,
         "read": cpu_seconds(dataset.__getitems__, places),
-        "tokenise": cpu_seconds(lambda each: tokenize(tokenizer, each, setting.max_seq_length, template), texts),
+        "tokenise": cpu_seconds(lambda each: tokenize(tokenizer, each, length, template), texts),
         "collate": cpu_seconds(collator, batches),
         "step": cpu_seconds(csekit_step(setting, **wanted), batches[: steps + 1]),
     }

@@ -58,6 +58,13 @@ def dimension_contrast_balanced(correlation_HH: Tensor) -> Tensor:
     return (diagonal_H - 1).square().mean() + (correlation_HH.square().sum() - diagonal_H.square().sum()) / others
 
 
+def dimension_contrast_released(correlation_HH: Tensor) -> Tensor:
+    """Return 2·Σ_i (C_ii − 1)² + 0.05·Σ_{i≠j} C_ij², (): the parts of MSSE Eq. 4 as its repository weighs them."""
+    diagonal_H = correlation_HH.diagonal()
+    others = correlation_HH.square().sum() - diagonal_H.square().sum()
+    return 2 * (diagonal_H - 1).square().sum() + 0.05 * others
+
+
 def token_cross_entropy_sum(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
     """Return the cross-entropy summed over tokens, () in nats; 0 (with gradient) without tokens."""
     return F.cross_entropy(logits_MV.float(), labels_M, reduction="sum")

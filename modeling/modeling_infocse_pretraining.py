@@ -90,7 +90,7 @@ class InfoCSEForPreTraining(EncoderWrapper):
         """Continue to train any encoder checkpoint. Like ``from_pretrained``, it returns a model in eval mode.
 
         The masked-LM head is the checkpoint's, or a new one (with a warning) if it has none. The auxiliary head is
-        that of a stage-1 folder, else a copy of the encoder's top layers.
+        that of a stage-1 folder, else a copy of the encoder's top layers or a new one (``head_init``).
 
         Arguments:
             name_or_path: Hub id or folder of an encoder that ``AutoModel`` loads.
@@ -119,7 +119,7 @@ class InfoCSEForPreTraining(EncoderWrapper):
         if model.auxiliary_head is not None:
             if (Path(name_or_path) / FOLDER).is_dir():
                 model.auxiliary_head.load(name_or_path)
-            else:
+            elif model.config.head_init == "top_layers":
                 model.auxiliary_head.copy_top_layers(model.backbone)
         speed_up_dropout(model)
         return cast("InfoCSEForPreTraining", model.eval())

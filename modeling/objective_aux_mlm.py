@@ -20,15 +20,17 @@ from .backbone import build_backbone, load_backbone
 from .fast_packing import run_encoder
 from .losses import scale_gradient, scale_value
 from .masked_lm_head import MaskedLMHead
-from .objective_mlm import MaskedLMConfig
+from .objective_mlm import MaskedTokensConfig
 from .objectives import Encode, MaskedCopy, MaskingSpec, Objective, Views
+from .settings import check_choice
+from .vector_gap import vector_gap
 
 GRADIENTS = ("scaled", "plain")
-HEAD_INITS = ("pretrained", "top_layers", "random")
+HEAD_INITS = ("pretrained", "top_layers", "new_layers", "random")
 
 
 @dataclass
-class AuxiliaryMaskedLMConfig(MaskedLMConfig):
+class AuxiliaryMaskedLMConfig(MaskedTokensConfig):
     """Settings of :class:`AuxiliaryMaskedLM`.
 
     Arguments:
@@ -43,8 +45,10 @@ class AuxiliaryMaskedLMConfig(MaskedLMConfig):
             ε = 1e-8, and the head hardly learns. ``scaled`` multiplies only the gradient that reaches the encoder by
             λ; the head learns from CE itself and is clipped separately. Both log λ·CE.
         head_init: ``pretrained`` takes the head of a stage-1 checkpoint (§3.1), ``top_layers`` the encoder's own upper
-            layers (Table 4, w/o pre-training), both with the checkpoint's masked-LM head; ``random`` takes nothing
-            (the head of the released code if its local file is missing).
+            layers (Table 4, w/o pre-training), ``new_layers`` new layers (the released code if its local file is
+            missing), all three with the checkpoint's masked-LM head; ``random`` takes nothing.
+        lower_dropout: True to keep dropout on in the frozen lower copy while training, as the released script for
+            BERT-large does.
 
     Raises:
         ValueError: a value that is not allowed.
@@ -58,6 +62,7 @@ class AuxiliaryMaskedLMConfig(MaskedLMConfig):
     detach: bool = True
     gradient: str = "scaled"
     head_init: str = "pretrained"
+    lower_dropout: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,10 +70,9 @@ class AuxiliaryMaskedLMConfig(MaskedLMConfig):
             raise ValueError(f"aux_mlm_layer must be 0 (automatic) or a number of layers, got {self.layer!r}")
         if not isinstance(self.head_layers, int) or self.head_layers < 1:
             raise ValueError(f"aux_mlm_head_layers must be at least 1, got {self.head_layers!r}")
-        for field, allowed in (("gradient", GRADIENTS), ("head_init", HEAD_INITS)):
-            value = getattr(self, field)
-            if value not in allowed:
-                raise ValueError(f"aux_mlm_{field} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        check_choice(self, "gradient", GRADIENTS)
+        check_choice(self, "head_init", HEAD_INITS)
+        check_choice(self, "lower_dropout", (True, False))
 
 
 class AuxiliaryMaskedLM(Objective):
@@ -81,6 +85,9 @@ class AuxiliaryMaskedLM(Objective):
     h is the embedding of the unmasked view, which takes the place of [CLS]: with ``pooling="cls"`` the paper's raw
     last-layer [CLS], with another pooling that pooled state. The auxiliary network thus always trains the embedding of
     inference, and its gradient reaches the encoder through h alone.
+
+    The diagnostic ``aux_mlm_gap`` is the cross-entropy given another sentence's embedding, minus that given its own
+    (``vector_gap.py``). At 0 the head ignores the embedding.
     """
 
     config_class = AuxiliaryMaskedLMConfig
@@ -93,9 +100,11 @@ class AuxiliaryMaskedLM(Objective):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         λ, scaled = self.config.weight, self.config.gradient == "scaled"
         h = scale_gradient(views.h, λ) if scaled else views.h
-        L_aux, accuracy = self.token_means(self.masked_copy(views, batch, h), encode)
+        copy = self.masked_copy(views, batch, h)
+        L_aux, accuracy = self.token_means(copy, encode)
         term = scale_value(L_aux, λ) if scaled else λ * L_aux
-        return {"aux_mlm": term}, {"aux_mlm_accuracy": accuracy, "aux_mlm_cross_entropy": L_aux.detach()}
+        metrics = {"aux_mlm_accuracy": accuracy, "aux_mlm_cross_entropy": L_aux.detach()}
+        return {"aux_mlm": term}, metrics | {"aux_mlm_gap": self.gap(copy, encode)}
 
     def predict(self, copy: MaskedCopy, encode: Encode) -> tuple[Tensor, Tensor]:
         """Return CE(H̃_t W, x_t) of each masked token, and whether the likeliest token is right, (M,) each."""
@@ -104,12 +113,16 @@ class AuxiliaryMaskedLM(Objective):
         C_NLH = replace_first(M_NLH, copy.vectors, copy.mask)
         return self.lm_head(self.head(C_NLH, copy.mask, copy.positions), copy.labels)
 
+    def gap(self, copy: MaskedCopy, encode: Encode) -> Tensor:
+        """Return ``aux_mlm_gap``, (): how much the head loses with another sentence's embedding, in nats."""
+        return vector_gap(self, copy, lambda few: self.predict(few, encode)[0])
+
     def __init__(self, config: AuxiliaryMaskedLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
         self.encoder_config = encoder_config
         self.num_lower = lower_layers(encoder_config, config.layer)
         self.head = AuxiliaryHead(encoder_config, config.head_layers)  # refuses families without such a head
-        self.lower = LowerLayers(encoder_config, self.num_lower)
+        self.lower = LowerLayers(encoder_config, self.num_lower, dropout=config.lower_dropout)
         self.lm_head = MaskedLMHead(encoder_config, tied=False)
 
     @property
@@ -152,18 +165,25 @@ def replace_first(states_NLH: Tensor, first_NH: Tensor, mask_NL: Tensor) -> Tens
 
 
 class LowerLayers(nn.Module):
-    """A copy of an encoder's embeddings and first layers: (N, L) ids → (N, L, H). Its dropout is always off."""
+    """A copy of an encoder's embeddings and first layers: (N, L) ids → (N, L, H).
 
-    def __init__(self, encoder_config: PreTrainedConfig, num_layers: int) -> None:
+    Arguments:
+        encoder_config: the encoder's configuration.
+        num_layers: number of layers.
+        dropout: True to use dropout in training; False keeps it off.
+    """
+
+    def __init__(self, encoder_config: PreTrainedConfig, num_layers: int, dropout: bool = False) -> None:
         super().__init__()
+        self.dropout = dropout
         config = deepcopy(encoder_config)
         config.num_hidden_layers = num_layers
         self.model = build_backbone(config)
-        self.eval()
+        self.train()
 
     def train(self, mode: bool = True) -> "LowerLayers":
-        """Keep dropout off, whatever ``mode``."""
-        return super().train(False)
+        """Keep dropout off, whatever ``mode``, unless the network was built with dropout."""
+        return super().train(mode and self.dropout)
 
     def forward(self, input_ids_NL: Tensor, mask_NL: Tensor) -> Tensor:
         return run_encoder(self.model, mask_NL, input_ids_NL).last_hidden_state
@@ -188,7 +208,8 @@ def load_stage1_head(head: AuxiliaryHead, name_or_path: str, num_lower: int) -> 
         raise ValueError(
             f"{name_or_path} has no auxiliary head, which aux_mlm_head_init='pretrained' needs: make it by stage 1, "
             f"'python examples/run_pretrain.py --objective condenser --model_name_or_path {name_or_path} "
-            "--output_dir stage1 …', and start from its folder; or take aux_mlm_head_init='top_layers' or 'random'"
+            "--output_dir stage1 …', and start from its folder; or take aux_mlm_head_init='top_layers', "
+            "'new_layers' or 'random'"
         )
     saved = json.loads(Path(str(files["config.json"])).read_text(encoding="utf-8"))
     for field, key, own in (("head_layers", "num_layers", len(head.layers)), ("layer", "layer", num_lower)):

@@ -12,11 +12,15 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from .distributed import sum_over_processes
-from .losses import dimension_contrast_balanced, dimension_contrast_sum
+from .losses import dimension_contrast_balanced, dimension_contrast_released, dimension_contrast_sum
 from .objectives import Encode, Objective, Views
 from .settings import ObjectiveConfig, check_choice
 
-_REDUCTIONS = {"balanced": dimension_contrast_balanced, "sum": dimension_contrast_sum}
+_REDUCTIONS = {
+    "balanced": dimension_contrast_balanced,
+    "sum": dimension_contrast_sum,
+    "released": dimension_contrast_released,
+}
 REPRESENTATIONS = ("h", "z")
 
 
@@ -28,7 +32,8 @@ class DimensionContrastConfig(ObjectiveConfig):
         weight: μ of Eq. 10 (Appendix A).
         reduction: ``sum`` is Eq. 4 exactly. With B rows its minimum, H − (B − 1), has correlations of (B − 1)/H
             between the two views of a dimension: a third at B = 256, H = 768. ``balanced`` takes means over the same
-            and over different dimensions instead.
+            and over different dimensions instead. ``released`` is ``sum`` with the weights of the paper's repository,
+            2 for the same dimensions and 0.05 for different ones.
         representation: ``h`` (the pooled state, as in Eqs. 2 and 3) or ``z`` (projected).
 
     Raises:
@@ -51,6 +56,7 @@ class DimensionContrast(Objective):
 
     balanced: L = L_NCE + μ·L_DCM,  L_DCM = (1/H) Σ_i (C_ii − 1)² + (1/(H² − H)) Σ_{i≠j} C_ij²
     sum:      L = L_NCE + μ·L_DCM,  L_DCM = Σ_ij (C_ij − δ_ij)²
+    released: L = L_NCE + μ·L_DCM,  L_DCM = 2 Σ_i (C_ii − 1)² + 0.05 Σ_{i≠j} C_ij²
 
     C_ij = corr(column i of H, column j of H⁺), over the rows of all processes
 

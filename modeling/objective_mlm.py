@@ -8,15 +8,15 @@ from transformers import PreTrainedConfig
 
 from .masked_lm_head import MaskedLMHead
 from .objectives import Encode, MaskedCopy, MaskingSpec, Objective, Views
-from .settings import ObjectiveConfig
+from .settings import ObjectiveConfig, check_choice
 
 
 @dataclass
-class MaskedLMConfig(ObjectiveConfig):
-    """Settings of :class:`MaskedLM`.
+class MaskedTokensConfig(ObjectiveConfig):
+    """Settings of an objective that predicts masked tokens.
 
     Arguments:
-        weight: β; 0.1 in SimCSE + MLM and in InforMin-CL.
+        weight: factor of the term in the loss.
         probability: share of masked tokens.
         views: 2 masks both views, 1 halves the cost.
 
@@ -24,8 +24,6 @@ class MaskedLMConfig(ObjectiveConfig):
         ValueError: a value that is not allowed.
     """
 
-    name: ClassVar[str] = "mlm"
-    weight: float = 0.1
     probability: float = 0.15
     views: int = 2
 
@@ -35,6 +33,28 @@ class MaskedLMConfig(ObjectiveConfig):
             raise ValueError(f"{self.name}_probability must lie between 0 and 1, got {self.probability!r}")
         if self.views not in (1, 2):
             raise ValueError(f"{self.name}_views must be 1 or 2, got {self.views!r}")
+
+
+@dataclass
+class MaskedLMConfig(MaskedTokensConfig):
+    """Settings of :class:`MaskedLM`, besides those of :class:`MaskedTokensConfig`.
+
+    Arguments:
+        weight: β; 0.1 in SimCSE + MLM and in InforMin-CL.
+        tied: True to use the word embeddings as output matrix. False trains a copy of the checkpoint's output matrix
+            instead, as the released code of SimCSE and InforMin-CL does.
+
+    Raises:
+        ValueError: a value that is not allowed.
+    """
+
+    name: ClassVar[str] = "mlm"
+    weight: float = 0.1
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "tied", (True, False))
 
 
 class MaskedLM(Objective):
@@ -62,7 +82,7 @@ class MaskedLM(Objective):
 
     def __init__(self, config: MaskedLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
-        self.head = MaskedLMHead(encoder_config)
+        self.head = MaskedLMHead(encoder_config, tied=config.tied)
 
     @property
     def batch_spec(self) -> MaskingSpec:

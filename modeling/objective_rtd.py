@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, PreTrainedConfig
 
 from .backbone import build_backbone, load_backbone
@@ -17,7 +18,8 @@ from .distributed import token_mean
 from .editing import ConditionedConfig, EditingConfig, EditingObjective
 from .generator import check_same_vocabulary
 from .losses import token_cross_entropy_sum
-from .objectives import Encode, MaskedCopy, Views
+from .objectives import EditedCopy, Encode, MaskedCopy, Views
+from .vector_gap import vector_gap
 
 
 @dataclass
@@ -56,6 +58,9 @@ class ReplacedTokenDetection(EditingObjective):
     L = L_NCE + λ·L_RTD,  L_RTD = (1/|S|) Σ_{t∈S} −log D(1[x″_t ≠ x_t] | x″, z)
 
     S is the set of scored tokens of all processes. D reads z in place of its first token's embedding.
+
+    The diagnostic ``rtd_gap`` is the loss given another sentence's vector, minus that given its own
+    (``vector_gap.py``). At 0 the discriminator ignores the vector.
     """
 
     config_class = ReplacedTokenDetectionConfig
@@ -68,11 +73,22 @@ class ReplacedTokenDetection(EditingObjective):
         copy = self.edited_copy(batch, encode, views.vectors(self.config.condition), S)
         (logits_M2,) = self.run(copy, encode)
         L_RTD = token_mean(token_cross_entropy_sum(logits_M2, copy.changed_M), len(copy.changed_M))
-        return {"rtd": self.config.weight * L_RTD}, rtd_accuracies(logits_M2.detach(), copy.changed_M)
+        metrics = rtd_accuracies(logits_M2.detach(), copy.changed_M)
+        return {"rtd": self.config.weight * L_RTD}, metrics | {"rtd_gap": self.gap(copy, encode)}
 
     def predict(self, copy: MaskedCopy, encode: Encode) -> tuple[Tensor]:
         """Return the logits of D for the scored tokens, (M, 2)."""
         return (self.head(self.discriminator(copy.ids, copy.mask, copy.vectors, copy.positions)),)
+
+    def gap(self, copy: EditedCopy, encode: Encode) -> Tensor:
+        """Return ``rtd_gap``, (): how much D loses with another sentence's vector, in nats per token."""
+        changed_M = copy.changed_M
+
+        def losses(few: MaskedCopy) -> Tensor:
+            (logits_P2,) = self.predict(few, encode)
+            return cross_entropy(logits_P2.float(), changed_M[: len(logits_P2)], reduction="none")
+
+        return vector_gap(self, copy, losses)
 
     def __init__(self, config: ReplacedTokenDetectionConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)

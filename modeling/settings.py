@@ -47,7 +47,7 @@ class ObjectiveConfig:
         return set(cls.field_types())
 
 
-def check_choice(config: ObjectiveConfig, field: str, allowed: tuple[str, ...]) -> None:
+def check_choice(config: ObjectiveConfig, field: str, allowed: tuple[Any, ...]) -> None:
     """Raise ValueError if a field has a value that is not allowed."""
     value = getattr(config, field)
     if value not in allowed:

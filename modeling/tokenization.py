@@ -65,14 +65,35 @@ def sentence_frame(tokenizer: PreTrainedTokenizerBase, template: str | None = No
     if tokenizer.mask_token_id in lead + tail:
         held = own_template(tokenizer)
         raise ValueError(f"prompt_template must be {held!r}, which the tokenizer itself holds, got {template!r}")
-    prefix, suffix = template.replace("{mask}", tokenizer.mask_token).split("{sentence}")
-    prefix_ids, suffix_ids = (
-        tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (prefix, suffix)
-    )
+    prefix_ids, suffix_ids = _template_ids(tokenizer, template)
     before, after = lead + prefix_ids, suffix_ids + (() if template.endswith("{mask}") else tail)
     if (before + after).count(tokenizer.mask_token_id) != 1:
         raise ValueError(f"prompt_template must hold one mask token, as '{{mask}}', got {template!r}")
     return Frame(before, after, _mask_offset(before, after, tokenizer.mask_token_id))
+
+
+def _template_ids(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the template's own ids in front of and behind the sentence."""
+    prefix, suffix = template.replace("{mask}", str(tokenizer.mask_token)).split("{sentence}")
+    before, after = (tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (prefix, suffix))
+    return before, after
+
+
+def training_length(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, template: str | None = None) -> int:
+    """Return how many tokens a training text has at most, with its template.
+
+    ``max_seq_length`` counts the sentence and the tokenizer's special tokens. The template's tokens come on top, so
+    that a sentence is as long with a template as without one.
+
+    Raises:
+        ValueError: :func:`sentence_frame` refuses the template.
+    """
+    frame = sentence_frame(tokenizer, template)
+    held = own_template(tokenizer)
+    if held is not None:
+        return max_seq_length + sum(map(len, _template_ids(tokenizer, held)))
+    lead, tail = _special_frame(tokenizer)
+    return max_seq_length + len(frame.before) + len(frame.after) - len(lead) - len(tail)
 
 
 def _mask_offset(before: tuple[int, ...], after: tuple[int, ...], mask_id: int | None) -> int | None:

@@ -72,7 +72,9 @@ class CSETrainingArguments(RunTrainingArguments):
     - ``torch_compile`` compiles the encoders' layers instead of the whole model: once, for batches of all lengths.
     """
 
-    max_seq_length: int = field(default=32, metadata={"help": "Tokens of a training sentence, special ones included."})
+    max_seq_length: int = field(
+        default=32, metadata={"help": "Tokens of a training sentence, special ones included, a template's not."}
+    )
     label_free_samples: int = field(
         default=256,
         metadata={"help": "Number of training sentences for the label-free criteria; 0: none."},
@@ -93,6 +95,12 @@ class CSETrainingArguments(RunTrainingArguments):
     augmentation_rate: float | None = field(
         default=None,
         metadata={"help": "Share of the words that the augmentation changes; default: 0.2, for shuffle 1."},
+    )
+    mask_contrastive_input: bool = field(
+        default=False,
+        metadata={
+            "help": "Let the contrast read the masked copies of the objective mlm (InforMin-CL's released code)."
+        },
     )
     cache_chunk_size: int = field(
         default=0,

@@ -22,12 +22,12 @@ from csekit.evaluation.transfer_data import TransferTask
 from csekit.modeling import CSEModel
 from csekit.modeling.backbone import dropout_fields
 from csekit.modeling.distributed import world_size
-from csekit.modeling.export import check_exportable
+from csekit.modeling.export import check_exportable, length_limit
 from csekit.modeling.fast_compile import compile_layers
-from csekit.modeling.tokenization import pad, tokenize
+from csekit.modeling.tokenization import pad, tokenize, training_length
 from csekit.trainers.arguments import CSETrainingArguments
 from csekit.trainers.base_trainer import TRAINING_FOLDER, warn_of_launcher, without_autocast
-from csekit.trainers.batches.collator import CSECollator
+from csekit.trainers.batches.collator import CSECollator, check_length
 from csekit.trainers.callbacks import GeometryCallback
 from csekit.trainers.data.augmentation import check_augmentation, make_augmentation
 from csekit.trainers.data.corpora import Corpus
@@ -90,7 +90,10 @@ class CSETrainer(HubTrainer):
             args.seed,
             model.config.prompt_template,
             augmentation=make_augmentation(args.augmentation, args.augmentation_rate),
+            mask_contrastive_input=args.mask_contrastive_input,
         )
+        limit = length_limit(model.backbone, tokenizer)
+        check_length(collator.max_length, args.max_seq_length, limit, "the encoder's limit")
         model.load_frozen()
         sample = [row[0] for row in corpus.sample(args.label_free_samples)] if args.label_free_samples else []
         self._sample = sample
@@ -218,7 +221,9 @@ class CSETrainer(HubTrainer):
 
     def _dropout_views(self) -> tuple[Any, Any]:
         """Return two dropout views of the sample's embeddings, drawn with a fixed seed, (n, H) numpy each."""
-        rows = tokenize(self.tokenizer, self._sample, self.args.max_seq_length, self.model.config.prompt_template)
+        template = self.model.config.prompt_template
+        length = training_length(self.tokenizer, self.args.max_seq_length, template)
+        rows = tokenize(self.tokenizer, self._sample, length, template)
         batch = {name: value.to(self.args.device) for name, value in pad(self.tokenizer, rows.input_ids).items()}
         with evaluating(self.model), isolated_rng(self.args.seed):
             self.model.train()

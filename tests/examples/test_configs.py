@@ -45,7 +45,11 @@ KNOWN = {
     "aux_mlm_probability": float,
     "aux_mlm_views": int,
     "aux_mlm_gradient": str,
+    "aux_mlm_layer": int,
     "aux_mlm_head_init": str,
+    "aux_mlm_lower_dropout": bool,
+    "mlm_tied": bool,
+    "mask_contrastive_input": bool,
     "rtd_weight": float,
     "rtd_probability": float,
     "rtd_generator": str,
@@ -66,6 +70,10 @@ KNOWN = {
 }
 
 
+#: The Condenser checkpoints that InfoCSE's scripts start from, and their encoders.
+CONDENSER = {"Luyu/condenser": "bert-base", "ffgcc/condenser-bert-large": "bert-large"}
+
+
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_a_preset_names_its_table_and_has_known_keys(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
@@ -75,7 +83,7 @@ def test_a_preset_names_its_table_and_has_known_keys(path: Path) -> None:
     stem = path.stem.removesuffix("-released").removesuffix("-transfer").removesuffix("-supervised")
     stem = stem.removesuffix("-few-shot")
     assert path.stem.startswith(preset["method"])
-    assert stem.endswith(backbone)
+    assert stem.endswith(CONDENSER.get(backbone, backbone))
     assert "Table" in text[: text.index("method:")]
     for key, value in preset.items():
         assert type(value) is KNOWN[key], f"{key}: {value!r}"  # 3e-5 without a dot is a string in YAML

@@ -195,12 +195,11 @@ EDIT_TEXTS = [
 @pytest.fixture(scope="session")
 def batch_of() -> Callable[..., dict[str, Tensor]]:
     """``batch_of(model, family="bert")``: five pairs, so that views differ without dropout, with the copies that the
-    model's objectives want; at most 12 tokens a row, 20 with a template."""
+    model's objectives want; at most 12 tokens a row, a template's on top."""
 
     def make(model: Any, family: str = "bert") -> dict[str, Tensor]:
         template = model.config.prompt_template
-        length = 12 if template is None else 20
-        collator = CSECollator(_tokenizer(family), length, model.batch_specs, prompt_template=template)
+        collator = CSECollator(_tokenizer(family), 12, model.batch_specs, prompt_template=template)
         batch = collator([{"texts": texts, "index": i, "epoch": 0} for i, texts in enumerate(EDIT_TEXTS)])
         return {name: value for name, value in batch.items() if name not in ("index", "return_loss")}
 

@@ -51,7 +51,7 @@ def test_defaults_are_the_papers():
     assert InforMinConfig().objectives == [ReconstructionConfig()]
     assert InfoCSEConfig().objectives == [AuxiliaryMaskedLMConfig()]
     assert ReconstructionConfig() == ReconstructionConfig(weight=0.4, reconstruction="squared_norm")
-    assert MaskedLMConfig() == MaskedLMConfig(weight=0.1, probability=0.15, views=2)
+    assert MaskedLMConfig() == MaskedLMConfig(weight=0.1, probability=0.15, views=2, tied=True)
     assert AuxiliaryMaskedLMConfig() == AuxiliaryMaskedLMConfig(
         weight=1e-5,
         probability=0.4,
@@ -61,6 +61,7 @@ def test_defaults_are_the_papers():
         detach=True,
         gradient="scaled",
         head_init="pretrained",
+        lower_dropout=False,
     )
 
 
@@ -151,6 +152,8 @@ def test_objectives_as_configs_or_dicts(given):
         ({"mlm_weight": 0.1, "mlm_probability": 2.0}, r"mlm_probability must lie between 0 and 1, got 2.0"),
         ({"mlm_weight": 0.1, "views": 3}, r"mlm_views must be 1 or 2, got 3"),
         ({"aux_mlm_weight": 0.1, "aux_mlm_probability": 1}, r"aux_mlm_probability must lie between 0 and 1, got 1"),
+        ({"mlm_weight": 0.1, "tied": "no"}, r"mlm_tied must be one of True, False, got 'no'"),
+        ({"aux_mlm_weight": 0.1, "lower_dropout": 0.3}, r"aux_mlm_lower_dropout must be one of True, False, got 0.3"),
         ({"aux_mlm_weight": 0.1, "layer": -1}, r"aux_mlm_layer must be 0 \(automatic\) or .*, got -1"),
         ({"aux_mlm_weight": 0.1, "head_layers": 0}, r"aux_mlm_head_layers must be at least 1, got 0"),
         (
@@ -160,7 +163,10 @@ def test_objectives_as_configs_or_dicts(given):
         ({"aux_mlm_weight": 0.1, "head_init": "file"}, r"aux_mlm_head_init must be one of 'pretrained', .* 'file'"),
         ({"aux_mlm_weight": 0.1, "mlm_weight": 0.1, "views": 1}, r"'views' must be a field of exactly one objective"),
         ({"mlm_probability": 0.3}, r"'mlm_probability' must be a field of exactly one .*\['reconstruction'\]"),
-        ({"dcm_weight": 1.0, "reduction": "mean"}, r"dcm_reduction must be one of 'balanced', 'sum', got 'mean'"),
+        (
+            {"dcm_weight": 1.0, "reduction": "mean"},
+            r"dcm_reduction must be one of 'balanced', 'sum', 'released', got 'mean'",
+        ),
         ({"dcm_weight": 1.0, "representation": "x"}, r"dcm_representation must be one of 'h', 'z', got 'x'"),
         ({"icm_weight": 1.0, "representation": "x"}, r"icm_representation must be one of 'h', 'z', got 'x'"),
         ({"icm_weight": 1.0, "target": "both"}, r"icm_target must be one of 'original', 'positive', got 'both'"),

@@ -27,8 +27,8 @@ AVERAGED = {
     "dcm": {"dcm_diagonal", "dcm_off_diagonal"},
     "icm": {"icm_cross_entropy"},
 }
-#: Diagnostics that do not: a logarithm of a mean, and one that is measured on each process's own sentences.
-OTHERS = {"uniformity", "icm_gap"}
+#: Diagnostics that do not: a logarithm of a mean, and those that are measured on each process's own sentences.
+OTHERS = {"uniformity", "icm_gap", "aux_mlm_gap", "rtd_gap"}
 
 
 @pytest.fixture(scope="module")

@@ -181,6 +181,22 @@ def test_weights_start_from_the_checkpoint(checkpoint):
     assert not model.training
 
 
+def test_a_new_head_on_request(checkpoint, tmp_path):
+    """As Condenser's; the masked-LM head still comes from the checkpoint."""
+    model = InfoCSEForPreTraining.from_backbone(checkpoint("bert"), head_init="new")
+    top = InfoCSEForPreTraining.from_backbone(checkpoint("bert"))
+    for name, value in model.auxiliary_head.named_parameters():
+        if value.dim() == 2:
+            assert not torch.equal(value, top.auxiliary_head.get_parameter(name)), name
+            assert 0.15 < value.std() < 0.25, name  # initializer_range is 0.2
+    for name, value in model.mlm_head.named_parameters():
+        assert torch.equal(value, top.mlm_head.get_parameter(name)), name
+    model.save_pretrained(tmp_path)
+    again = InfoCSEForPreTraining.from_pretrained(tmp_path)
+    assert again.config.head_init == "new"
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+
+
 def test_relative_positions_come_with_the_layers(checkpoint):
     model = InfoCSEForPreTraining.from_backbone(checkpoint("deberta-v2"))
     theirs, own = model.backbone.state_dict(), model.auxiliary_head.model.state_dict()
@@ -205,6 +221,7 @@ def test_the_default_layer_k(encoder_config, layers, given, expected):
         ({"objective": "rtd"}, "objective must be one of 'condenser', 'mlm', got 'rtd'"),
         ({"head_layers": 0}, "head_layers must be at least 1, got 0"),
         ({"split_layer": 3}, r"split_layer must be one of the encoder's layers 1\.\.2, got 3"),
+        ({"head_init": "random"}, "head_init must be one of 'top_layers', 'new', got 'random'"),
         ({"head_layers": 3}, "a head of 3 layers cannot start from the 2 of the encoder"),
         ({"layers": 2}, "InfoCSEPretrainingConfig has no field 'layers'"),
     ],

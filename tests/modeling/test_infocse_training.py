@@ -49,6 +49,20 @@ def test_the_lower_copy_has_no_dropout_and_the_head_has(stage1, make_batch):
         assert not torch.equal(*(objective.head(first, batch["attention_mask"]) for _ in range(2)))
 
 
+def test_the_lower_copy_has_dropout_in_training_on_request(stage1, make_batch, tmp_path):
+    model = InfoCSEModel.from_backbone(stage1("bert", 0.3, **DEEP), lower_dropout=True)
+    model.save_pretrained(tmp_path)
+    batch = make_batch(B, 0, L)
+    for each in (model, InfoCSEModel.from_pretrained(tmp_path)):
+        lower = each.objectives["aux_mlm"].lower
+        states = [lower(batch["input_ids"], batch["attention_mask"]) for _ in range(2)]
+        assert torch.equal(*states)
+        each.train()
+        states = [lower(batch["input_ids"], batch["attention_mask"]) for _ in range(2)]
+        assert not torch.equal(*states)
+        assert not any(parameter.requires_grad for parameter in lower.parameters())
+
+
 def test_groups_that_are_clipped_apart(infocse):
     for fields, groups in (({}, ["encoder", "aux_mlm"]), ({"gradient": "plain"}, ["encoder"])):
         model = infocse(**fields)
@@ -167,7 +181,8 @@ def test_what_each_head_init_takes(stage1):
     mlm = AutoModelForMaskedLM.from_pretrained(folder)
     saved = load_file(folder / "auxiliary_head" / "model.safetensors")
     models = {
-        init: InfoCSEModel.from_backbone(folder, head_init=init) for init in ("pretrained", "top_layers", "random")
+        init: InfoCSEModel.from_backbone(folder, head_init=init)
+        for init in ("pretrained", "top_layers", "new_layers", "random")
     }
     heads = {init: model.objectives["aux_mlm"] for init, model in models.items()}
     for name, value in heads["pretrained"].head.model.state_dict().items():
@@ -175,7 +190,11 @@ def test_what_each_head_init_takes(stage1):
     for own, layer in zip(heads["top_layers"].head.layers, mlm.bert.encoder.layer[-2:], strict=True):
         for name, value in own.state_dict().items():
             assert torch.equal(value, layer.state_dict()[name])
-    for init in ("pretrained", "top_layers"):
+    for name, value in heads["new_layers"].head.named_parameters():
+        if value.dim() == 2:
+            assert not torch.equal(value, heads["top_layers"].head.get_parameter(name)), name
+            assert 0.15 < value.std() < 0.25, name  # initializer_range is 0.2
+    for init in ("pretrained", "top_layers", "new_layers"):
         assert torch.equal(heads[init].lm_head.decoder.weight, mlm.get_output_embeddings().weight)
         assert heads[init].lm_head.decoder.weight is not models[init].backbone.get_input_embeddings().weight
         assert torch.equal(heads[init].lm_head.bias, mlm.get_output_embeddings().bias)
@@ -192,12 +211,13 @@ def test_a_random_head_needs_no_masked_lm(encoder_config, tmp_path, batch_with):
 
 
 def test_a_checkpoint_without_a_head_names_stage_1(checkpoint):
-    command = r"'python examples/run_pretrain.py --objective condenser --model_name_or_path .*bert.*'top_layers' or "
-    with pytest.raises(ValueError, match=f"has no auxiliary head.*{command}'random'"):
+    command = "'python examples/run_pretrain.py --objective condenser --model_name_or_path .*bert"
+    others = "'top_layers', 'new_layers' or 'random'"
+    with pytest.raises(ValueError, match=f"has no auxiliary head.*{command}.*{others}"):
         InfoCSEModel.from_backbone(checkpoint("bert"))
 
 
-@pytest.mark.parametrize("init", ["pretrained", "top_layers"])
+@pytest.mark.parametrize("init", ["pretrained", "top_layers", "new_layers"])
 def test_a_checkpoint_without_a_masked_lm_head_is_refused(encoder_config, tmp_path, init):
     config = encoder_config("bert", **DEEP)
     AutoModel.from_config(config).save_pretrained(tmp_path)

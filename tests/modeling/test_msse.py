@@ -11,13 +11,17 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModel, AutoTokenizer
 
 from csekit.modeling import CSEModel, Encode, MSSEModel
-from csekit.modeling.losses import dimension_contrast_balanced, dimension_contrast_sum
+from csekit.modeling.losses import dimension_contrast_balanced, dimension_contrast_released, dimension_contrast_sum
 from csekit.modeling.objective_dcm import cross_correlation
 from csekit.modeling.objective_icm import GAP_SENTENCES
 from csekit.modeling.tokenization import sentence_frame
 
 B, H = 5, 16
-REDUCTIONS = {"sum": dimension_contrast_sum, "balanced": dimension_contrast_balanced}
+REDUCTIONS = {
+    "sum": dimension_contrast_sum,
+    "balanced": dimension_contrast_balanced,
+    "released": dimension_contrast_released,
+}
 DECODERS = {
     "causal": {"word_dropout": 0.4},
     "two layers": {"decoder_layers": 2, "decoder_heads": 4, "icm_representation": "z"},
@@ -61,6 +65,8 @@ def naive_dcm(h1: Tensor, h2: Tensor, reduction: str) -> Tensor:
             (same if i == j else different).append((c - int(i == j)) ** 2)
     if reduction == "sum":
         return sum(same) + sum(different)
+    if reduction == "released":
+        return 2 * sum(same) + 0.05 * sum(different)
     return sum(same) / len(same) + sum(different) / len(different)
 
 
@@ -146,8 +152,13 @@ def test_the_minimum_of_each_form(reduction):
     optimizer.step(closure)
     correlation = cross_correlation(*views).detach()
     excess = (size / (rows - 1) - 1) / (size - 1)  # of the mean square off the diagonal, where the diagonal is 1
-    diagonal = {"sum": (rows - 1) / size, "balanced": 1 / (1 + excess)}[reduction]
-    least = {"sum": size - (rows - 1), "balanced": (1 - diagonal) ** 2 + excess * diagonal**2}[reduction]
+    light = 0.05 / 2 * (size - 1) * excess  # the same, of the sums that the released form weighs
+    diagonal = {"sum": (rows - 1) / size, "balanced": 1 / (1 + excess), "released": 1 / (1 + light)}[reduction]
+    least = {
+        "sum": size - (rows - 1),
+        "balanced": (1 - diagonal) ** 2 + excess * diagonal**2,
+        "released": 2 * size * ((1 - diagonal) ** 2 + light * diagonal**2),
+    }[reduction]
     assert REDUCTIONS[reduction](correlation).item() == pytest.approx(least, abs=1e-4)
     assert correlation.diagonal().mean().item() == pytest.approx(diagonal, abs=1e-4)
     assert torch.linalg.matrix_rank(correlation, tol=1e-6) == rows - 1

@@ -162,3 +162,33 @@ def test_forward_reads_only_its_own_copies(encoder_config, make_batch):
     views = Views(h=h, z=h, input_ids=ids, attention_mask=ids)
     with pytest.raises(KeyError, match="mlm_input_ids"):
         objective(views, {}, Encode(lambda **_: None, torch.zeros(97, 16)))
+
+
+def test_an_untied_head_trains_a_copy_of_the_output_matrix(checkpoint, make_batch, add_copies, tmp_path):
+    """It starts from the checkpoint's matrix; the word embeddings get no gradient from it."""
+    batch = add_copies(make_batch(B, 1, L))
+    tied, untied = (
+        SimCSEModel.from_backbone(checkpoint("bert", 0.0), mlm_weight=1.0, tied=on) for on in (True, False)
+    )
+    words = untied.backbone.get_input_embeddings().weight
+    matrix = untied.objectives["mlm"].head.decoder.weight
+    assert torch.equal(matrix, words)
+    losses = {}
+    for name, model in (("tied", tied), ("untied", untied)):
+        found, _ = terms(model, batch)
+        found["mlm"].backward()
+        losses[name] = found["mlm"].detach()
+    assert torch.equal(losses["tied"], losses["untied"])
+    summed = tied.backbone.get_input_embeddings().weight.grad
+    torch.testing.assert_close(words.grad + matrix.grad, summed, rtol=1e-4, atol=1e-6)
+    unread = sorted(set(range(97)) - set(batch["mlm_input_ids"].flatten().tolist()))
+    assert unread
+    assert (words.grad[unread] == 0).all()
+    assert (matrix.grad[unread] != 0).any()
+
+    matrix.data.add_(1.0)
+    untied.save_pretrained(tmp_path)
+    again = SimCSEModel.from_pretrained(tmp_path)
+    assert again.config.mlm_tied is False
+    assert torch.equal(again.objectives["mlm"].head.decoder.weight, matrix)
+    assert torch.equal(again.backbone.get_input_embeddings().weight, words)

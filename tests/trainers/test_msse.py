@@ -24,7 +24,7 @@ def run(small: ModuleType, small_backbone: Path, tmp_path: Path) -> Callable[...
     texts = small.write_texts(tmp_path / "texts.txt", 32)
 
     def make(name: str, fields: dict[str, Any] | None = None, **options: Any) -> CSETrainer:
-        given = {"num_train_epochs": 2, "eval_steps": 2, "save_total_limit": 9, **options}
+        given = {"max_seq_length": 16, "num_train_epochs": 2, "eval_steps": 2, "save_total_limit": 9, **options}
         fields = {"prompt_template": TEMPLATE, **(fields or {})}
         return small.make_trainer(small_backbone, texts, tmp_path / name, method="msse", fields=fields, **given)
 

@@ -5,6 +5,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,15 @@ def test_what_cannot_work_is_refused_at_the_start(
     with pytest.raises(ValueError, match=message):
         small_run(tmp_path / "run", **options)
     assert not (tmp_path / "run" / "training").exists()
+
+
+def test_a_text_longer_than_the_encoder_s_positions_is_refused(small_run: SmallRun, tmp_path: Path) -> None:
+    """Regression: only the tokenizer's limit counted, and the first long batch ended the run inside the encoder."""
+    trainer = small_run(tmp_path / "first")
+    trainer.tokenizer.model_max_length = 10**30
+    args = replace(trainer.args, output_dir=str(tmp_path / "run"), max_seq_length=41)
+    with pytest.raises(ValueError, match="max_seq_length must be at most 40, the encoder's limit, got 41"):
+        CSETrainer(trainer.model, args, trainer.corpus, trainer.tokenizer)
 
 
 # What trains

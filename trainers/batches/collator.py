@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from csekit.modeling.fast_counts import TOKEN_COUNTS
 from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
-from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize
+from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize, training_length
 from csekit.trainers.batches.editing import edited_copy
 from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, masked_copy, target_copy
 from csekit.trainers.data.augmentation import Augmentation, fitting_words
@@ -23,17 +23,21 @@ class CSECollator:
 
     Arguments:
         tokenizer: a tokenizer with a padding token; padding is on the right whatever its ``padding_side``.
-        max_seq_length: tokens, special tokens and template included. A longer sentence loses its end.
+        max_seq_length: tokens of a sentence, special tokens included. A longer sentence loses its end. A template's
+            tokens come on top.
         batch_specs: masked or edited copies to add, by objective name. If one of them needs a further column, the last
             text of a row is that column and not a contrastive text.
         seed: seed of masking and augmentation. With the items' ``epoch`` and ``index`` it fixes every draw.
         prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``; never truncated, never masked.
         pad_to_multiple_of: round the length L up to a multiple of it.
         augmentation: makes the positive of each single sentence: the second column of the batch.
+        mask_contrastive_input: True to let the contrast read the masked copies of the objective ``mlm``, as the
+            released code of InforMin-CL does, whose collator masks the ids in place.
 
     Raises:
-        ValueError: the tokenizer has no padding token, or no mask token that a spec needs; ``max_seq_length`` exceeds
-            its limit or leaves no room for a sentence; a spec or the template is not valid.
+        ValueError: the tokenizer has no padding token, or no mask token that a spec needs; ``max_seq_length`` with
+            the template exceeds its limit, or leaves no room for a sentence; a spec or the template is not valid;
+            ``mask_contrastive_input`` without the objective ``mlm``.
     """
 
     def __init__(
@@ -45,23 +49,28 @@ class CSECollator:
         prompt_template: str | None = None,
         pad_to_multiple_of: int | None = None,
         augmentation: Augmentation | None = None,
+        mask_contrastive_input: bool = False,
     ) -> None:
         if tokenizer.pad_token_id is None:
             raise ValueError("the tokenizer has no padding token: set tokenizer.pad_token first")
-        if max_seq_length > tokenizer.model_max_length:
-            raise ValueError(
-                f"max_seq_length must be at most {tokenizer.model_max_length}, the tokenizer's model_max_length, "
-                f"got {max_seq_length}"
-            )
+        self.max_length = training_length(tokenizer, max_seq_length, prompt_template)
+        check_length(self.max_length, max_seq_length, tokenizer.model_max_length, "the tokenizer's model_max_length")
         if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
             raise ValueError(f"pad_to_multiple_of must be at least 1, got {pad_to_multiple_of}")
-        tokenize(tokenizer, ["a"], max_seq_length, prompt_template)  # raises ValueError for a wrong length or template
-        self.tokenizer, self.max_seq_length, self.prompt_template = tokenizer, max_seq_length, prompt_template
+        tokenize(tokenizer, ["a"], self.max_length, prompt_template)  # raises ValueError for a wrong length
+        self.tokenizer, self.prompt_template = tokenizer, prompt_template
         self.batch_specs = dict(batch_specs or {})
         self.seed, self.pad_to_multiple_of, self.augmentation = seed, pad_to_multiple_of, augmentation
         self.vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
         for name, spec in self.batch_specs.items():
             check_spec(f"batch_specs[{name!r}]", spec, self.vocabulary)
+        self.mask_contrastive_input = mask_contrastive_input
+        if mask_contrastive_input and "mlm" not in self.batch_specs:
+            names = ", ".join(map(repr, self.batch_specs)) or "none"
+            raise ValueError(
+                f"mask_contrastive_input must be False without the objective 'mlm', got {mask_contrastive_input} "
+                f"with the masked copies of {names}: add --mlm_weight"
+            )
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Make a batch of B rows ``{"texts": [s0, …], "index": int, "epoch": int}`` with C texts each (an augmentation
@@ -96,7 +105,7 @@ class CSECollator:
             columns.insert(1, self._positives(rows, C))
             C += 1
         texts = [text for column in columns for text in column]
-        tokens = tokenize(self.tokenizer, texts, self.max_seq_length, self.prompt_template)
+        tokens = tokenize(self.tokenizer, texts, self.max_length, self.prompt_template)
         padded = pad(self.tokenizer, tokens.input_ids[: C * B], self.pad_to_multiple_of)
         index_B = np.fromiter((row["index"] for row in rows), dtype=np.int64, count=B)
         batch: dict[str, Any] = {
@@ -122,7 +131,7 @@ class CSECollator:
                 batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
                 if "attention_mask" in named:
                     batch[f"{name}_{TOKEN_COUNTS}"] = named["attention_mask"].sum(1)
-        return batch
+        return masked_contrast(batch) if self.mask_contrastive_input else batch
 
     def _positives(self, rows: Sequence[Mapping[str, Any]], C: int) -> list[str]:
         """Return the augmented sentences, the second column."""
@@ -135,7 +144,7 @@ class CSECollator:
             seed=self.seed,
             epoch=[row["epoch"] for row in rows],
             index=[row["index"] for row in rows],
-            words=fitting_words(self.tokenizer, texts, self.max_seq_length, self.prompt_template),
+            words=fitting_words(self.tokenizer, texts, self.max_length, self.prompt_template),
         )
 
     def _rows(self, tokens: TokenizedTexts, chosen: range) -> tuple[np.ndarray, ...]:
@@ -178,7 +187,7 @@ class CSECollator:
             spec,
             self.vocabulary,
             **self._draws(name, epoch_B, index_B, len(ids) // B),
-            max_length=self.max_seq_length,
+            max_length=self.max_length,
             pad_id=int(self.tokenizer.pad_token_id),
             multiple=self.pad_to_multiple_of or 1,
         )
@@ -204,3 +213,33 @@ class CSECollator:
             "view": view,
             "name": name,
         }
+
+
+def masked_contrast(batch: dict[str, Any]) -> dict[str, Any]:
+    """Replace the contrastive texts by the masked copies of the objective ``mlm``.
+
+    A single column becomes two, since its views are masked independently. Columns without a copy stay.
+    """
+    if batch["input_ids"].shape[1] == 1:
+        batch |= {name: batch[name].repeat(1, 2, 1) for name in ("input_ids", "attention_mask")}
+        batch[TOKEN_COUNTS] = np.repeat(batch[TOKEN_COUNTS], 2, axis=1)
+    ids_BCL = batch["input_ids"]
+    copies_VBL = batch["mlm_input_ids"].unflatten(0, (-1, len(ids_BCL)))
+    ids_BCL[:, : len(copies_VBL)] = copies_VBL.transpose(0, 1)
+    return batch
+
+
+def check_length(max_length: int, max_seq_length: int, limit: int, whose: str) -> None:
+    """Check that training texts fit into a limit.
+
+    Arguments:
+        max_length: tokens with the template, ``max_seq_length`` those without it.
+        limit: the most that is allowed; ``whose`` says what allows it.
+
+    Raises:
+        ValueError: the texts do not fit.
+    """
+    template = max_length - max_seq_length
+    if max_length > limit:
+        less = f" of {limit} less the {template} tokens of the template" if template else ""
+        raise ValueError(f"max_seq_length must be at most {limit - template}, {whose}{less}, got {max_seq_length}")

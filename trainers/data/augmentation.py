@@ -83,8 +83,8 @@ def fitting_words(
 ) -> list[int]:
     """Return for each text the number of first words that the encoder reads: all, or those before the truncation.
 
-    A positive must not hold words behind the truncation. Each word is tokenised alone; with byte-level tokenizers the
-    sum can be off by a token.
+    ``max_length`` counts special tokens and template. A positive must not hold words behind the truncation. Each word
+    is tokenised alone; with byte-level tokenizers the sum can be off by a token.
     """
     tokens = tokenize(tokenizer, texts, max_length, template)
     cut = {i: text.split(maxsplit=max_length)[:max_length] for i, text in enumerate(texts) if tokens.truncated[i]}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from csekit.modeling.tokenization import tokenize
+from csekit.modeling.tokenization import tokenize, training_length
 
 #: A tokenizer with a larger share of unknown tokens is probably the wrong one.
 UNKNOWN_LIMIT = 0.05
@@ -59,13 +59,14 @@ def tokenizer_report(
 
     Arguments:
         texts: at least one text.
-        max_seq_length: tokens of a text, special ones and template included; longer texts are truncated.
+        max_seq_length: tokens of a text, special ones included, a template's not; longer texts are truncated.
         name: name of the corpus, for the warning.
 
     Raises:
         ValueError: ``max_seq_length`` leaves no room for a token.
     """
-    tokens = tokenize(tokenizer, list(texts), max_seq_length, prompt_template)
+    length = training_length(tokenizer, max_seq_length, prompt_template)
+    tokens = tokenize(tokenizer, list(texts), length, prompt_template)
     unknown = total = whole_tokens = whole_characters = 0
     rows = zip(texts, tokens.input_ids, tokens.first, tokens.last, tokens.truncated, strict=True)
     for text, ids, first, last, cut in rows:

@@ -41,6 +41,10 @@ class PretrainRunArguments(CorpusArguments):
         default=None, metadata={"help": "k, the layer that the head reads; default: 6, half in shallow encoders."}
     )
     head_layers: int = field(default=2, metadata={"help": "Layers of the auxiliary head."})
+    head_init: str = field(
+        default="top_layers",
+        metadata={"help": "The auxiliary head's first weights: top_layers (the encoder's) or new (as Condenser)."},
+    )
     model_type: str = field(default="bert", metadata={"help": "Family of a new model."})
     config_overrides: str | None = field(
         default=None, metadata={"help": "Sizes of a new model: hidden_size=256,num_hidden_layers=4,…"}
@@ -132,6 +136,7 @@ def make_model(run: PretrainRunArguments, tokenizer: PreTrainedTokenizerBase, bl
         "objective": run.objective,
         "split_layer": run.split_layer,
         "head_layers": run.head_layers,
+        "head_init": run.head_init,
     }
     if run.model_name_or_path is not None:
         return InfoCSEForPreTraining.from_backbone(run.model_name_or_path, dropout=run.dropout, **own)
@@ -195,6 +200,7 @@ def write_pretraining(
             "objective": config.objective,
             "split_layer": config.split_layer,
             "head_layers": config.head_layers if config.objective == "condenser" else None,
+            "head_init": config.head_init if config.objective == "condenser" else None,
             "small_budget_init": run.small_budget_init,
             "trained_tokenizer": run.vocab_size is not None,
             "dropout": run.dropout,

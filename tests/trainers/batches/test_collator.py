@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, models, processors
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
-from csekit.modeling.objectives import MaskingSpec
-from csekit.modeling.tokenization import pad, sentence_frame, tokenize
+from csekit.modeling.objectives import MaskingSpec, TargetSpec
+from csekit.modeling.tokenization import pad, sentence_frame, tokenize, training_length, with_template
 from csekit.trainers.batches.collator import CSECollator
 
 TEMPLATE = 'This: "{sentence}" means {mask}.'
@@ -57,12 +57,10 @@ def test_frame_of_a_vocabulary_without_the_letter_a():
 @pytest.mark.parametrize("max_length", [20, 32, 64])
 def test_template_is_never_truncated_nor_masked(tokenizer, sentences, max_length):
     frame = sentence_frame(tokenizer, TEMPLATE)
-    surround = len(frame.before) + len(frame.after)
-    max_length = max(max_length, surround + 2)
     collator = CSECollator(tokenizer, max_length, {"mlm": MaskingSpec(1.0)}, prompt_template=TEMPLATE)
     long = [sentence * 5 for sentence in sentences]
     batch = collator(rows([*long, f"I am {tokenizer.mask_token} here"]))
-    assert batch["input_ids"].shape[-1] <= max_length
+    assert batch["input_ids"].shape[-1] == training_length(tokenizer, max_length, TEMPLATE)
     copies = batch["mlm_input_ids"].view(2, *batch["input_ids"].squeeze(1).shape)
     lengths = batch["attention_mask"].squeeze(1).sum(-1)
     for n, ids in enumerate(batch["input_ids"].squeeze(1)):
@@ -71,6 +69,32 @@ def test_template_is_never_truncated_nor_masked(tokenizer, sentences, max_length
             assert tuple(real[: len(frame.before)]) == frame.before
             assert tuple(real[-len(frame.after) :]) == frame.after
             assert real[frame.mask_offset] == tokenizer.mask_token_id
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, "{mask}: {sentence}", "the {sentence} is {mask}"])
+def test_a_sentence_is_as_long_with_a_template_as_without(tokenizer, sentences, template):
+    """Regression: the template's tokens took the place of the sentence's."""
+    specs = {"own": TargetSpec(0.0, views=1)}  # the sentence's own tokens
+    long = rows([sentence * 10 for sentence in sentences])
+    plain = CSECollator(tokenizer, 32, specs)(long)
+    framed = CSECollator(tokenizer, 32, specs, prompt_template=template)(long)
+    assert framed["own_attention_mask"].sum(1).tolist() == [30] * len(long)
+    assert torch.equal(framed["own_input_ids"], plain["own_input_ids"])
+
+
+def test_a_template_that_the_tokenizer_holds_comes_on_top_too(tokenizer, sentences):
+    long = rows([sentence * 10 for sentence in sentences])
+    framed = CSECollator(tokenizer, 32, prompt_template=TEMPLATE)(long)
+    held = CSECollator(with_template(tokenizer, TEMPLATE), 32)(long)
+    assert torch.equal(held["input_ids"], framed["input_ids"])
+
+
+def test_the_template_counts_against_the_tokenizer_s_limit(wordpiece):
+    frame = sentence_frame(wordpiece, TEMPLATE)
+    room = 128 - (len(frame.before) + len(frame.after) - 2)
+    CSECollator(wordpiece, room, prompt_template=TEMPLATE)
+    with pytest.raises(ValueError, match=rf"max_seq_length must be at most {room}, .* got {room + 1}"):
+        CSECollator(wordpiece, room + 1, prompt_template=TEMPLATE)
 
 
 def test_one_column(tokenizer, sentences):
@@ -229,3 +253,28 @@ def test_collating_is_fast(wordpiece, sentences):
         collator(items)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.05
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+@pytest.mark.parametrize("views", [1, 2])
+def test_the_contrast_reads_the_masked_copies_on_request(wordpiece, sentences, columns, views):
+    items, specs = rows(sentences, columns), {"mlm": MaskingSpec(0.5, views=views)}
+    plain = CSECollator(wordpiece, 24, specs)(items)
+    masked = CSECollator(wordpiece, 24, specs, mask_contrastive_input=True)(items)
+    B, C = len(items), max(columns, 2)
+    shown = [min(column, columns - 1) for column in range(C)]
+    assert masked["input_ids"].shape[:2] == (B, C)
+    assert torch.equal(masked["attention_mask"], plain["attention_mask"][:, shown])
+    assert masked["token_counts"].tolist() == plain["token_counts"][:, shown].tolist()
+    for key in ("mlm_input_ids", "mlm_positions", "mlm_labels"):
+        assert torch.equal(masked[key], plain[key])
+    for column in range(C):
+        copy = masked["mlm_input_ids"][column * B : (column + 1) * B] if column < views else None
+        wanted = plain["input_ids"][:, shown[column]] if copy is None else copy
+        assert torch.equal(masked["input_ids"][:, column], wanted)
+    assert (masked["input_ids"][:, 0] == wordpiece.mask_token_id).any()
+
+
+def test_a_masked_contrast_needs_masked_copies(wordpiece):
+    with pytest.raises(ValueError, match="mask_contrastive_input must be False without the objective 'mlm', got True"):
+        CSECollator(wordpiece, 24, mask_contrastive_input=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from csekit.modeling import TargetSpec
-from csekit.modeling.tokenization import tokenize
+from csekit.modeling.tokenization import tokenize, training_length
 from csekit.trainers.batches.collator import CSECollator
 
 TEMPLATE = 'This: "{sentence}" means {mask}.'
@@ -36,7 +36,8 @@ def test_a_target_is_the_text_alone(
     texts = [f"{tokenizer.mask_token} of {sentences[0]}", *sentences[1:]]
     items = rows([[texts[(i + c) % len(texts)] for c in range(columns)] for i in range(len(texts))])
     batch = CSECollator(tokenizer, 24, spec(view=view), prompt_template=template)(items)
-    tokens = tokenize(tokenizer, [row["texts"][min(view, columns - 1)] for row in items], 24, template)
+    length = training_length(tokenizer, 24, template)
+    tokens = tokenize(tokenizer, [row["texts"][min(view, columns - 1)] for row in items], length, template)
     own = [ids[f:e] for ids, f, e in zip(tokens.input_ids, tokens.first, tokens.last, strict=True)]
     assert list(by_sample(batch).values()) == own
     assert batch["icm_input_ids"].shape == (len(items), max(map(len, own)))
