@@ -125,7 +125,15 @@ def test_every_command_that_loads_an_encoder_refuses_missing_weights(tiny_folder
         "eval": (*score, "--pooling", "mean"),
         "eval static": (*score, "--pooling", "static"),
         "neighbors": ("neighbors", tiny_folder, tiny_folder, "--corpus", corpus, "--pooling_a", "mean"),
-        "geometry": ("geometry", tiny_folder, "--data_dir", tiny_folder.parent, "--pooling", "mean"),
+        "geometry": (
+            "geometry",
+            tiny_folder,
+            "--data_dir",
+            tiny_folder.parent,
+            "--pooling",
+            "mean",
+            "--no_clustering",
+        ),
         "export": ("export", tiny_folder, "-o", tiny_folder.parent / "out", "--pooling", "mean"),
     }[command]
     assert f"would be random: {KEY}" in refused(run(*found))

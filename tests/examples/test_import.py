@@ -77,15 +77,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def run(folder: Path) -> Path:
-    """The run of the preset, started as users start it, in the folder that holds the module."""
+def train(folder: Path, *more: str) -> None:
+    """Train with the preset in a process of its own: another number of threads gives other digits."""
     environment = {**os.environ, "HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-    words = ["--config", "preset.yaml", "--spread_weight", "2", "--spread_target", "0.5"]
+    words = ["--config", "preset.yaml", "--spread_weight", "2", "--spread_target", "0.5", *more]
     done = subprocess.run(
         [sys.executable, str(RUN_UNSUP), *words], capture_output=True, text=True, env=environment, cwd=folder
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    """The run of the preset, started as users start it, in the folder that holds the module."""
+    train(folder)
     return folder / "run"
 
 
@@ -157,13 +162,11 @@ def test_a_command_refuses_what_it_cannot_import(folder: Path, here: None) -> No
     assert "--import is not for --engine ray" in done.stderr
 
 
-def test_a_resumed_run_ends_as_the_first(run: Path, here: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["--config", "preset.yaml", "--spread_weight", "2", "--spread_target", "0.5", "--output_dir", "again"]
+def test_a_resumed_run_ends_as_the_first(run: Path) -> None:
     checkpoint = str(run / "training" / "checkpoint-2")
-    monkeypatch.setattr(sys, "argv", ["run_unsup.py", *words, "--resume_from_checkpoint", checkpoint])
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", run.parent / "cache")
-    assert runpy.run_path(str(RUN_UNSUP))["main"]() == 0
-    first, second = (load_file(path / "training" / "model.safetensors") for path in (run, Path("again")))
+    train(run.parent, "--output_dir", "again", "--resume_from_checkpoint", checkpoint)
+    folders = (run, run.parent / "again")
+    first, second = (load_file(path / "training" / "model.safetensors") for path in folders)
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
