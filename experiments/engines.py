@@ -5,13 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from experiments import tether
-from experiments.processes import describe, is_alive, note_process, remove_note
+from experiments.processes import note_process, remove_note
 from experiments.records import TrialRecords
 from experiments.trial import PlanError, Trial
 
@@ -130,13 +129,12 @@ class RayTasks:
         # a trial that is lost resumes with the next call: no retry by Ray, which would start it anew
         self.task = ray.remote(_run_trial).options(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0)
         self.refs: dict[Any, Trial] = {}
-        self.driver = describe(os.getpid())
 
     def has_room(self) -> bool:
         return True
 
     def start(self, records: TrialRecords, trial: Trial) -> None:
-        self.refs[self.task.remote(records, trial, os.getcwd(), self.driver)] = trial
+        self.refs[self.task.remote(records, trial, os.getcwd())] = trial
 
     def ended(self, seconds: float) -> Ended | None:
         done, _ = self.ray.wait(list(self.refs), timeout=seconds)
@@ -159,16 +157,13 @@ class RayTasks:
         self.ray.shutdown()
 
 
-def _run_trial(records: TrialRecords, trial: Trial, folder: str, driver: Mapping[str, Any]) -> Ended:
-    """Run a trial's process inside a Ray worker. The trial gets SIGTERM, so that it saves, if the task is cancelled or
-    the driver on this machine is gone; a driver on another machine is watched by Ray alone."""
+def _run_trial(records: TrialRecords, trial: Trial, folder: str) -> Ended:
+    """Run a trial's process inside a Ray worker. A cancelled task passes SIGTERM on, so that the trial saves."""
     os.chdir(folder)  # relative paths mean what they mean to the driver
     process = TrialProcess(records, trial)
     while True:
         try:
             if ended := process.ended(0.2):
                 return ended
-            if is_alive(driver) is False:
-                process.child.terminate()
         except KeyboardInterrupt:
             process.child.terminate()
