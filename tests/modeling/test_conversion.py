@@ -229,7 +229,7 @@ class Evil:
         (lambda s: {k.replace("bert.", "roberta."): v for k, v in s.items()}, [], "unknown keys: roberta."),
         (lambda s: {k: v[:-1] if "word_emb" in k else v for k, v in s.items()}, [], ", got (96, 16)"),
         (lambda s: s, ["--set", "projector=batchnorm"], "projector must be 'tanh', as in"),
-        (lambda s: s, ["--set", "warmth=1"], "----set must be NAME=VALUE with a field of 'simcse', got 'warmth=1'"),
+        (lambda s: s, ["--set", "warmth=1"], "--set must be NAME=VALUE with a field of 'simcse', got 'warmth=1'"),
         (lambda s: s, ["--method", "tsdae"], "method must be one of 'simcse'"),
         (lambda s: {k: v for k, v in s.items() if "mlp" not in k}, ["--projector_at_inference"], "needs a head, and"),
         (lambda s: s | {"x": Evil()}, [], "must hold a state dict of tensors: "),
