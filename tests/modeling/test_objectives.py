@@ -63,7 +63,7 @@ class OwnConfig(FarConfig):
 
 @pytest.fixture
 def registry():
-    """What a test registers is gone after it."""
+    """Remove the objectives that a test registered."""
     before = dict(OBJECTIVES)
     yield
     OBJECTIVES.clear()
