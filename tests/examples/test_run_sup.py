@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 RUN_SUP = ROOT / "examples" / "run_sup.py"
 small = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "trainers" / "small_runs.py")))
 TEXTS = ["the man plays guitar .", "a red ball was in the house", "dog"]
-OWN = {"infocse": {"aux_mlm_head_init": "top_layers"}, "joint": {"objectives": "mlm"}}
+OWN = {"infocse": {"aux_mlm_head_init": "top_layers"}, "joint": {"objectives": "mlm"}, "msse": {"max_seq_length": 16}}
 
 
 @pytest.fixture(scope="module")

@@ -194,7 +194,12 @@ def test_a_fraction_trains_for_the_steps_of_the_whole_corpus(run: Callable[..., 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_on_a_share(run: Callable[..., int], tmp_path: Path, method: str) -> None:
-    own = {"infocse": {"aux_mlm_head_init": "top_layers"}, "joint": {"objectives": "mlm"}}.get(method, {})
+    settings: dict[str, dict[str, Any]] = {
+        "infocse": {"aux_mlm_head_init": "top_layers"},
+        "joint": {"objectives": "mlm"},
+        "msse": {"max_seq_length": 16},  # its template comes on top
+    }
+    own = settings.get(method, {})
     assert run(tmp_path / method, method=method, train_fraction=0.2, do_predict=False, **own) == 0
     results = json.loads((tmp_path / method / "results.json").read_text(encoding="utf-8"))
     assert (results["method"], results["corpus"]["used"], results["log"][-1]["step"]) == (method, 12, 8)

@@ -37,14 +37,15 @@ class Paper:
             return kind.from_pretrained(folder).double().eval()
 
         self.encoder, self.second, self.mlm, self.k = own(AutoModel), own(AutoModel), own(AutoModelForMaskedLM).cls, k
-        if model.config.head_init == "random":
+        if model.config.head_init in ("random", "new_layers"):
             state = model.objectives["aux_mlm"].head.model.state_dict()
+        else:
+            state = load_file(folder / "auxiliary_head" / "model.safetensors")
+        if model.config.head_init == "random":
             lm_head = model.objectives["aux_mlm"].lm_head
             self.mlm.predictions.transform.load_state_dict(lm_head.model.cls.predictions.transform.state_dict())
             self.mlm.predictions.decoder.weight.data.copy_(lm_head.decoder.weight)
             self.mlm.predictions.decoder.bias.data.copy_(lm_head.bias)
-        else:
-            state = load_file(folder / "auxiliary_head" / "model.safetensors")
         config = copy.deepcopy(model.config.encoder_config)
         config._attn_implementation = "eager"
         self.layers = nn.ModuleList([BertLayer(config) for _ in range(model.config.head_layers)]).double().eval()
@@ -102,6 +103,7 @@ def test_losses_and_gradients_equal_the_paper_s(infocse, stage1, batch_with, nai
     fields = {f"aux_mlm_{name}": value for name, value in SETTINGS[setting].items()}
     if setting == "as released":
         fields = {name: value for name, value in yaml.safe_load(RELEASED.read_text()).items() if "aux_mlm" in name}
+        assert fields.pop("aux_mlm_layer") == 6  # the encoder here has four layers
         assert fields["aux_mlm_gradient"] == "plain" and fields["aux_mlm_head_init"] == "new_layers"
     folder = stage1("bert", 0.0, **DEEP)
     if setting == "another layer":  # the head of a stage 1 with that layer
