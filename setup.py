@@ -35,7 +35,7 @@ st = ["sentence-transformers>=5.4"]
 translation = ["sentencepiece>=0.2"]
 retrieval = ["pytrec-eval-terrier>=0.5.6"]
 mteb = ["mteb>=2.26", *retrieval]
-ray = ["ray[data]>=2.50"]
+ray = ["ray[data]>=2.60"]
 onnx = ["onnx>=1.19", "onnxruntime>=1.25", "onnxscript>=0.6"]
 
 setup(

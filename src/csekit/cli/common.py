@@ -17,13 +17,13 @@ def one_line_errors() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def _import(names: list[str]) -> list[str]:
+def _import(names: list[str] | None) -> list[str]:
     if names:
         with one_line_errors():
             from csekit.encoding.imports import import_modules
 
             import_modules(names)
-    return names
+    return names or []  # typer 0.16 hands over None and takes the length of what comes back
 
 
 #: A parameter of commands that load training checkpoints; the modules are imported while the arguments are read.
