@@ -216,6 +216,8 @@ def _pretrain(sentences: list[str], settings: DemoSettings, folder: Path, progre
     if progress:
         trainer.add_callback(QuietProgress)
     trainer.train()
+    if trainer.stop_on_terminate.interrupted:
+        raise SystemExit(143)  # a half-trained encoder never enters the cache
     logger.info("held-out masked LM of the demo encoder: %s", trainer.heldout_scores())
     model.export_checkpoint(folder, tokenizer)
 
