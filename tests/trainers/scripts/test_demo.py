@@ -1,8 +1,10 @@
 """The embedded demo: sentences of the language reference, the pairs, the encoder."""
 
 import csv
+import os
 import random
 import re
+import signal
 from collections import Counter
 from pathlib import Path
 from pydoc_data import topics as pydoc_topics
@@ -182,3 +184,17 @@ SENTENCES = [
     for thing in ("name", "value", "reference")
     for place in ("module", "block", "class body")
 ]
+
+
+def test_a_stopped_training_leaves_no_encoder_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM ends the training early; the next run once took the half-trained encoder."""
+
+    class Stop(demo.QuietProgress):
+        def on_step_begin(self, *args: object, **kwargs: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(demo, "QuietProgress", Stop)
+    with pytest.raises(SystemExit) as end:
+        demo_encoder(tmp_path, DemoSettings(steps=3))
+    assert end.value.code == 143
+    assert list(tmp_path.iterdir()) == []
