@@ -125,7 +125,9 @@ def test_what_text_embeddings_inference_reads(workplace: Path, name: str) -> Non
     sizes = ("max_position_embeddings", "pad_token_id", "hidden_size", "num_hidden_layers")
     assert all(isinstance(config[field], int) for field in sizes)
     flags = [name for name, value in pooling.items() if value is True]
-    assert flags == ["pooling_mode_cls_token"] and limit["max_seq_length"] == 64 and len(modules) == 2
+    assert flags == ["pooling_mode_cls_token"]
+    assert limit["max_seq_length"] == 64
+    assert len(modules) == 2
     others = ("mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
     assert all(pooling[f"pooling_mode_{other}"] is False for other in others)
     assert (folder / "tokenizer.json").is_file()

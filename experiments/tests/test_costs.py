@@ -30,7 +30,9 @@ def test_parameters() -> None:
 def test_parameters_of_sizes_have_no_bytes() -> None:
     rows = [parameters(training_bytes=None, export_bytes=None, generator=None)]
     caption, head, body = parameters_table({"run": {"backbone": "bert"}, "methods": rows})
-    assert caption.endswith("its default sizes.") and head[-1] == "at inference" and len(body[0]) == len(head) == 4
+    assert caption.endswith("its default sizes.")
+    assert head[-1] == "at inference"
+    assert len(body[0]) == len(head) == 4
 
 
 def costs(**more: Any) -> dict[str, Any]:
@@ -81,7 +83,9 @@ def test_memory() -> None:
     run["precision"] = "fp32"
     rows = [row(512, 0, 8.0, 2**30), row(512, 64, 10.0, 2**28), row(1024, 0, None, None), row(1024, 64, 20.0, 2**28)]
     caption, head, body = memory_table({"run": run, "rows": rows, "environment": {"device": "x"}})
-    assert "CPU time" in caption and "fp32" in caption and len(head) == 7
+    assert "CPU time" in caption
+    assert "fp32" in caption
+    assert len(head) == 7
     assert body == [
         ["SimCSE", "512", "whole batch", "1,024", "1.00 ×", "8.0", "1.00 ×"],
         ["SimCSE", "512", "64", "256", "0.25 ×", "10.0", "1.25 ×"],
@@ -96,10 +100,14 @@ def test_corpus_and_collator() -> None:
     used = {"private": 2**20, "mapped": 2**21, "cpu_seconds": 1.25}
     row = {"lines": 1_000_000, "bytes": 5_000_000, "first_start": used, "later_start": used, "batches": used}
     caption, head, body = corpus_table({"run": run, "rows": [row]})
-    assert body == [["1,000,000", "5 MB", "1", "1.2", "1", "1.2", "1", "2"]] and len(head) == 8 and "51" in caption
+    assert body == [["1,000,000", "5 MB", "1", "1.2", "1", "1.2", "1", "2"]]
+    assert len(head) == 8
+    assert "51" in caption
     row = {"title": "A", "read": 0.001, "tokenise": 0.002, "collate": 0.004, "step": 0.5}
     caption, head, body = collator_table({"run": run, "rows": [row]})
-    assert body == [["A", "1.00", "2.00", "2.00", "500", "1.0 %"]] and len(head) == 6 and "50 batches" in caption
+    assert body == [["A", "1.00", "2.00", "2.00", "500", "1.0 %"]]
+    assert len(head) == 6
+    assert "50 batches" in caption
 
 
 def test_the_markers(tmp_path: Path) -> None:

@@ -100,7 +100,9 @@ def test_equal_terms_are_equal(environment: dict[str, str]) -> None:
         for experiment in plan.experiments.values()
         if experiment.kind == "selected" and (trials := experiment.first_trials() + experiment.final_trials({}))
     ]
-    assert len(shared) == 9 and all(terms == shared[0] for terms in shared) and len(shared[0]) == 9
+    assert len(shared) == 9
+    assert all(terms == shared[0] for terms in shared)
+    assert len(shared[0]) == 9
 
 
 @pytest.mark.parametrize("path", [path for path in PLANS if "ablations" in path.stem], ids=lambda path: path.stem)
@@ -120,7 +122,9 @@ def test_few_shot_runs_are_equal_but_for_method_and_share(environment: dict[str,
         [{key: value for key, value in trial.arguments.items() if key not in own} for trial in each.first_trials()]
         for each in plan.experiments.values()
     ]
-    assert len(shared) == 6 and all(each == shared[0] for each in shared) and len(shared[0]) == 5
+    assert len(shared) == 6
+    assert all(each == shared[0] for each in shared)
+    assert len(shared[0]) == 5
     assert {trial.steps for trial in plan.trials()} == {300}
     shares = [(trial.arguments["method"], float(str(trial.arguments["train_fraction"]))) for trial in plan.trials()]
     assert {share for _, share in shares} == {0.001, 0.01, 0.1} and len(shares) == 30

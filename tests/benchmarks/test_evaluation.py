@@ -55,11 +55,9 @@ def test_the_benchmark(
     results = read_results(output)
     assert [row["name"] for row in results["sides"]] == ["csekit", "mteb", "adapter"]
     for row in results["sides"]:
-        assert (
-            len(row["all_seconds"]) == 2
-            and min(row["all_seconds"]) > 0 < row["cpu_seconds"]
-            and set(row["scores"]) == {"STS-B", "SICK-R"}
-        )
+        assert len(row["all_seconds"]) == 2
+        assert min(row["all_seconds"]) > 0 < row["cpu_seconds"]
+        assert set(row["scores"]) == {"STS-B", "SICK-R"}
     assert results["sides"][0]["time_ratio"] == 1 and results["largest_difference"] < 1e-2
     assert results["run"]["sentences"] == 100 and results["run"]["encoder"] == "export"
     assert "`mteb.evaluate`, SentenceTransformer" in capsys.readouterr().out

@@ -52,7 +52,9 @@ def test_shares() -> None:
     rows = {"step": {"seconds": 0.4}, "dev": {"seconds": 2.5, "steps": 6.25}, "label_free": {"seconds": 1, "steps": 2}}
     rows["dev_bf16"] = {"seconds": 1.5, "steps": 4.0}
     caption, head, body = selection_cost_table({"run": run, "rows": rows, "environment": {}})
-    assert "every 125 steps" in caption and "seconds of CPU time" in caption and len(head) == 4
+    assert "every 125 steps" in caption
+    assert "seconds of CPU time" in caption
+    assert len(head) == 4
     assert body[0] == ["STS-B dev, 1,500 pairs", "2.5", "6.2", "4.8 %"]
     assert body[1] == ["STS-B dev, 1,500 pairs, bf16", "1.5", "4.0", "3.1 %"]
     assert body[2] == ["label-free criteria, 256 sentences", "1.0", "2.0", "1.6 %"]

@@ -149,7 +149,9 @@ def test_the_script(script: Callable[[str], ModuleType], masked_lm: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     results = read_results(output)
     (row,) = results["methods"]
-    assert len(row["all_seconds"]) == 2 and min(row["all_seconds"]) > 0 and row["memory"] >= 0
+    assert len(row["all_seconds"]) == 2
+    assert min(row["all_seconds"]) > 0
+    assert row["memory"] >= 0
     assert (results["run"]["precision"], results["run"]["corpus"], results["run"]["threads"]) == (
         "fp32",
         "texts.txt",
