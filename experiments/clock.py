@@ -10,10 +10,10 @@ from experiments.trial import Trial
 
 @dataclass
 class Clock:
-    """Estimates from the plan's numbers, corrected by what was measured.
+    """Estimates a trial's time from the plan's numbers and corrects them by the finished trials.
 
-    A step is taken to cost in proportion to its batch. ``seconds_per_step`` of a plan is for the batch size of its
-    own ``arguments`` (64 where it has none).
+    The estimate assumes that a step's cost is proportional to its batch size. ``seconds_per_step`` of a plan is for
+    the batch size of its own ``arguments`` (64 where it has none).
     """
 
     plan: Plan
@@ -21,7 +21,7 @@ class Clock:
     _extra: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, trial: Trial, seconds: Mapping[str, float]) -> None:
-        """A finished trial's ``seconds: {"train", "total"}``. Pass only trials that ran without an interruption."""
+        """Add a finished trial's ``seconds: {"train", "total"}``. Pass only uninterrupted trials."""
         if trial.steps and "train" in seconds:
             self._measured.setdefault(trial.experiment, []).append(seconds["train"] / (trial.steps * trial.batch))
         if "total" in seconds:
@@ -29,7 +29,7 @@ class Clock:
             alike.append(seconds["total"] - (seconds.get("train", 0.0) if trial.kind != "command" else 0.0))
 
     def seconds(self, trial: Trial) -> float | None:
-        """Expected seconds of a trial, None where nothing tells."""
+        """Return the expected seconds of a trial, None if neither the plan nor a finished trial tells."""
         experiment = self.plan.experiments[trial.experiment]
         extra = _mean(self._extra.get(_alike(trial), [])) or experiment.seconds_per_trial
         if trial.steps == 0:
@@ -56,12 +56,12 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _alike(trial: Trial) -> str:
-    """Trials of one kind spend the same time around their steps; commands have nothing in common."""
+    """Return the group of trials that share the time outside their steps; a command stands alone."""
     return trial.label if trial.kind == "command" else trial.kind
 
 
 def _hint(experiment: Experiment) -> float | None:
-    """The plan's own seconds per sentence."""
+    """Return the plan's own seconds per sentence."""
     if experiment.seconds_per_step is None:
         return None
     return experiment.seconds_per_step / int(experiment.arguments.get("per_device_train_batch_size", 64))

@@ -20,9 +20,9 @@ class Ended:
     """The end of a trial.
 
     Arguments:
-        returncode: the exit code of its process, None where it was stopped before it had one.
+        returncode: the exit code of its process, None if it was stopped before the process started.
         seconds: the process's wall time.
-        lost: why Ray lost the process, where it did.
+        lost: the reason if Ray lost the process.
     """
 
     trial: Trial
@@ -32,26 +32,26 @@ class Ended:
 
 
 class Engine(Protocol):
-    """Takes trials, hands back how they ended, passes stop signals on."""
+    """Starts trials, reports how they ended, and passes stop signals on."""
 
     def has_room(self) -> bool:
         """Say whether another trial may be handed over."""
 
     def start(self, records: TrialRecords, trial: Trial) -> None:
-        """Take over a trial."""
+        """Start a trial."""
 
     def ended(self, seconds: float) -> Ended | None:
-        """Wait for a trial to end, so many seconds at most."""
+        """Wait for a trial to end, at most this many seconds."""
 
     def stop(self) -> None:
-        """Send SIGTERM to all trials that run, and drop those that have not begun."""
+        """Send SIGTERM to all running trials, and drop those that have not started."""
 
     def close(self) -> None:
-        """Give back what the engine holds."""
+        """Release the engine's resources."""
 
 
 class TrialProcess:
-    """The process of a trial. It writes into ``log.txt``, and leaves our process group: only we signal it."""
+    """The process of a trial. It writes to ``log.txt`` in its own process group, so only the engine signals it."""
 
     def __init__(self, records: TrialRecords, trial: Trial) -> None:
         self.trial, self.folder, self.started = trial, records.folder(trial), time.monotonic()
@@ -62,7 +62,7 @@ class TrialProcess:
         note_process(self.folder, self.child.pid)
 
     def ended(self, seconds: float) -> Ended | None:
-        """Wait for the end, so many seconds at most."""
+        """Wait for the end, at most this many seconds."""
         try:
             returncode = self.child.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -94,11 +94,11 @@ class OneByOne:
             self.process.child.terminate()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this engine holds no resources."""
 
 
 class RayTasks:
-    """Hands every trial that may start to Ray, which runs as many at once as the cluster has room for.
+    """Submits every trial that may start to Ray, which runs as many at once as the cluster has room for.
 
     Ray connects to the cluster that ``RAY_ADDRESS`` or its own settings name, or starts one on this machine. All
     machines must see the repository, the output folder and the data under the same paths.

@@ -14,7 +14,7 @@ from experiments.trial import PlanError, Trial
 
 
 class Runner:
-    """Hands trials to an engine as soon as they may start, notes how they end, and passes stop signals on.
+    """Passes trials to an engine as soon as they may start, notes how they end, and passes stop signals on.
 
     A trial may start when those whose folders it reads have ended. The final trials of a grid wait for all its points.
     """
@@ -83,7 +83,7 @@ class Runner:
         return self.finals[experiment.name] or []
 
     def start(self, trial: Trial) -> None:
-        """Start a trial unless it has finished, waits in vain or is refused."""
+        """Start a trial unless it has finished, waits for a failed one or is refused."""
         head = self.heads[trial.label]
         try:
             if self.records.result(trial) is not None:

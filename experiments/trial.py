@@ -48,7 +48,7 @@ class Trial:
 
     @property
     def steps(self) -> int | None:
-        """Optimiser steps: ``max_steps``, else epochs times the lines of a ``.txt`` training file, else unknown."""
+        """Return the optimiser steps: ``max_steps``, else from the epochs and a ``.txt`` file's lines, else None."""
         if self.kind == "command":
             return 0
         if int(self.setting("max_steps", "-1")) > 0:
@@ -83,7 +83,7 @@ class Trial:
 
 
 def as_words(value: Any) -> str | list[str]:
-    """Return a value's command-line form, one form for ``1.0e-4``, ``"1e-4"`` and ``0.0001``.
+    """Return a value's command-line form: ``1.0e-4``, ``"1e-4"`` and ``0.0001`` have the same.
 
     Equal arguments then have equal text, and equal records.
     """

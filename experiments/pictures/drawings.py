@@ -31,14 +31,14 @@ def draw(
     """Draw the pictures of :func:`pictures`; see :func:`csekit.evaluation.pictures.draw_all`.
 
     Arguments:
-        results_dir: the folder that ``experiments/run_seeds.py`` and ``csekit geometry`` wrote.
+        results_dir: the folder that ``experiments.run_seeds`` and ``csekit geometry`` wrote.
     """
     results_dir = Path(results_dir)
     return draw_all(pictures(results_dir) if results_dir.is_dir() else {}, results_dir, output_dir, names)
 
 
 def pictures(results_dir: Path) -> dict[str, "Callable[[Path], Figure]"]:
-    """Name to the function that draws it; one more picture for each plan with ablation tables."""
+    """Return each picture's name and the function that draws it. Every plan with ablation tables has a picture."""
     known: dict[str, Callable[[Path], Figure]] = {
         "scores": scores,
         **GEOMETRY_PICTURES,
@@ -53,7 +53,7 @@ def pictures(results_dir: Path) -> dict[str, "Callable[[Path], Figure]"]:
 
 
 def training_traces(results_dir: Path) -> "Figure":
-    """The runs of the traces' plan: what a ``GeometryCallback`` logged, evaluation by evaluation."""
+    """Return the evaluations that a ``GeometryCallback`` logged in each run of the traces' plan."""
     summary = _summary(results_dir, TRACES)
     runs: dict[str, list[dict[str, float]]] = {}
     for experiment, entry in summary["experiments"].items():
@@ -70,7 +70,7 @@ def training_traces(results_dir: Path) -> "Figure":
 
 
 def task_differences(results_dir: Path, plan: str = DIFFERENCES) -> "Figure":
-    """Every method of a plan less its baseline, seed by seed, on each test set."""
+    """Return the difference of every method of a plan to its baseline, seed by seed, on each test set."""
     summary = _summary(results_dir, plan)
     scores = {name: _by_seed(_folder(results_dir, summary, name)) for name in summary["experiments"]}
     base = summary["baseline"]
@@ -90,7 +90,7 @@ def task_differences(results_dir: Path, plan: str = DIFFERENCES) -> "Figure":
 
 
 def scores(results_dir: Path) -> "Figure":
-    """Avg of the seven STS sets of every method that was measured on equal terms, seed by seed."""
+    """Return Avg of the seven STS sets, seed by seed, for every method that was measured on equal terms."""
     found: dict[str, list[float]] = {}
     for plan in EQUAL_TERMS:
         if (results_dir / plan / "summary.json").is_file():
@@ -108,9 +108,9 @@ def scores(results_dir: Path) -> "Figure":
 
 
 def few_shot(results_dir: Path, plan: str = FEW_SHOT) -> "Figure":
-    """Avg of the test sets by the sentences that each run of a plan was trained on, a curve a method.
+    """Return one curve for each method: Avg of the test sets by the number of training sentences.
 
-    A method's name is its experiments' title up to the last comma: ``SimCSE, 1 %`` is of SimCSE.
+    A method's name is its experiment's title up to the last comma: ``SimCSE, 1 %`` belongs to SimCSE.
     """
     summary = _summary(results_dir, plan)
     curves: dict[str, dict[int, list[float]]] = {}
@@ -126,8 +126,8 @@ def few_shot(results_dir: Path, plan: str = FEW_SHOT) -> "Figure":
 
 
 def ablations(results_dir: Path, plan: str) -> "Figure":
-    """The ablation tables of a plan. Each is compared with its row named reference, or else with its first; tables
-    whose row has no score yet are left out."""
+    """Return the ablation tables of a plan. Rows are compared with the row named reference, else with the first.
+    Tables whose reference has no score yet are left out."""
     summary = _summary(results_dir, plan)
     tables = []
     for spec in summary["tables"].values():
@@ -160,12 +160,12 @@ def _summary(results_dir: Path, plan: str) -> dict[str, Any]:
 
 
 def _folder(results_dir: Path, summary: dict[str, Any], experiment: str) -> Path:
-    """Return the folder of an experiment's records, which is in the folder of the plan that ran it."""
+    """Return the folder of an experiment's records, inside the folder of the plan that ran it."""
     return results_dir / summary["experiments"][experiment].get("measured_in", summary["plan"]) / experiment
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:
-    """The final runs of an experiment, by seed."""
+    """Return the final runs of an experiment, by seed."""
     records = [_json(path) for path in sorted(folder.glob("*.json"))]
     return sorted(
         (record for record in records if record["trial"]["kind"] == "final"), key=lambda record: record["seed"]
@@ -173,7 +173,7 @@ def _records(folder: Path) -> list[dict[str, Any]]:
 
 
 def _by_seed(folder: Path) -> dict[int, dict[str, float]]:
-    """Seed to test set to score; Avg comes last."""
+    """Return the scores by seed and test set; Avg comes last."""
     return {record["seed"]: scores for record in _records(folder) if (scores := test_scores(record))}
 
 

@@ -27,7 +27,7 @@ def training_traces(
     quantities: Mapping[str, str] = QUANTITIES,
     source: str = "STS-B dev",
 ) -> "Figure":
-    """Quantities over the steps of trainings, a line a run (MSSE, Fig. 6).
+    """Plot quantities over training steps, one line for each run (MSSE, Fig. 6).
 
     Arguments:
         runs: name to its evaluations, each with ``step`` and the quantities.
@@ -52,12 +52,12 @@ def training_traces(
 def task_differences(
     differences: Mapping[str, Mapping[str, Sequence[float]]], baseline: str, unit: str = "Spearman × 100"
 ) -> "Figure":
-    """Score less the baseline's, task by task: bars of the mean over seeds, whiskers of ± its standard deviation
+    """Plot the difference to the baseline on each task: bars at the mean over seeds, whiskers of ± one deviation
     (MSSE, Fig. 5).
 
     Arguments:
-        differences: method to task to one difference a seed; the same tasks for every method.
-        baseline: name of what was subtracted.
+        differences: by method and task, one difference for each seed; the same tasks for every method.
+        baseline: name of the method whose scores were subtracted.
     """
     tasks = list(next(iter(differences.values())))
     width = 0.8 / len(differences)
@@ -96,11 +96,11 @@ def task_differences(
 def few_shot_curves(
     curves: Mapping[str, Mapping[int, Sequence[float]]], score: str = "Avg of seven STS test sets, Spearman × 100"
 ) -> "Figure":
-    """Score by the number of training sentences: the mean over seeds with a band of ± their standard deviation, and
+    """Plot the score by the number of training sentences: the mean over seeds, a band of ± one standard deviation, and
     each seed as a dot.
 
     Arguments:
-        curves: method to number of sentences to one score a seed.
+        curves: by method and number of sentences, one score for each seed.
     """
     figure, (axis,) = panels(1, 1, 6.0, 3.9)
     for place, (method, curve) in enumerate(curves.items()):
@@ -128,11 +128,11 @@ def few_shot_curves(
 
 @drawing
 def score_dots(scores: Mapping[str, Sequence[float]], unit: str) -> "Figure":
-    """A row for each method, the best on top: a dot for each seed, a bar at their mean, a line of ± their deviation.
+    """Plot a row for each method, the best on top: a dot for each seed, a bar at the mean, a line of ± one deviation.
 
     Arguments:
-        scores: name to one score a seed.
-        unit: of the scores, for the axis.
+        scores: by name, one score for each seed.
+        unit: unit of the scores, for the axis.
     """
     ordered = sorted(scores.items(), key=lambda item: statistics.fmean(item[1]))
     figure, (axis,) = panels(1, 1, 7.0, 0.9 + 0.38 * len(ordered))
@@ -153,13 +153,13 @@ def score_dots(scores: Mapping[str, Sequence[float]], unit: str) -> "Figure":
 
 @dataclass(frozen=True)
 class Ablation:
-    """A table of rows that differ in one setting.
+    """A table whose rows differ in one setting.
 
     Arguments:
-        labels: of the rows.
-        ours: our score of each row, None where it has none yet.
-        paper: the paper's, None where it gives none; all None where it has no such table.
-        reference: place of the row that the others are compared with.
+        labels: the rows' labels.
+        ours: our score of each row, None for a row without a score yet.
+        paper: the paper's score of each row, None for a row that it does not have.
+        reference: index of the row that the others are compared with.
     """
 
     title: str
@@ -171,8 +171,9 @@ class Ablation:
 
 @drawing
 def ablation_bars(tables: Sequence[Ablation], unit: str = "STS-B dev, Spearman × 100") -> "Figure":
-    """Each row less its table's reference row, ours beside the paper's: bars start at a real zero, and scores on
-    different models and sets stand on one axis. The number at a bar is the score itself.
+    """Plot each row's difference to its table's reference row, ours beside the paper's.
+
+    Bars start at zero, so that scores on different models and sets share one axis. The number at a bar is the score.
 
     Raises:
         ValueError: no table, or a reference row without a score.
@@ -215,12 +216,12 @@ def ablation_bars(tables: Sequence[Ablation], unit: str = "STS-B dev, Spearman �
 
 
 def _look(place: int) -> dict[str, Any]:
-    """Colour, marker and line style of the line at this place."""
+    """Return colour, marker and line style of the line with this index."""
     index = place % len(COLOURS)
     return {"color": COLOURS[index], "marker": MARKERS[index], "linestyle": LINES[index], "linewidth": 1.4}
 
 
 def _fill(place: int) -> dict[str, Any]:
-    """Colour and hatch of the bars at this place."""
+    """Return colour and hatch of the bars with this index."""
     index = place % len(COLOURS)
     return {"color": COLOURS[index], "hatch": HATCHES[index], "edgecolor": "white", "linewidth": 0}

@@ -1,7 +1,7 @@
 """Tables of what methods and encoding cost: parameters and checkpoint sizes, time and memory of a training step, of
 large batches and of large corpora.
 
-They are made of the files that the scripts of ``benchmarks/`` write.
+They read the files that the scripts of ``benchmarks/`` write.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _MISSING = "–"
 
 
 def parameters_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: parameters in training and at inference, bytes of the checkpoints (DiffCSE, Table 14).
+    """Return caption, head and rows: parameters in training and at inference, checkpoint bytes (DiffCSE, Table 14).
 
     Arguments:
         results: content of ``experiments/results/parameters/NAME.json``.
@@ -42,12 +42,12 @@ def parameters_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[l
 def costs_table(
     results: Mapping[str, Any], parameters: Mapping[str, Any] | None = None
 ) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: time and peak memory of an optimiser step, and parameters, relative to the first row.
+    """Return caption, head and rows: step time, peak memory and parameters, relative to the first row.
 
     Arguments:
         results: content of ``experiments/results/costs/NAME.json``.
         parameters: content of ``experiments/results/parameters/BACKBONE.json``, whose rows have the same
-            names; without it there are no columns for them.
+            names; without it the table has no columns for them.
     """
     run, rows = results["run"], results["methods"]
     first = rows[0]
@@ -75,7 +75,7 @@ def costs_table(
 
 
 def peers_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: the time of an optimiser step of csekit and of its peers.
+    """Return caption, head and rows: the time of an optimiser step of csekit and of its peers.
 
     Arguments:
         results: content of ``experiments/results/peers/NAME.json``.
@@ -98,7 +98,7 @@ def peers_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[s
 
 
 def roofline_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: the share of a step that its matrix products alone take.
+    """Return caption, head and rows: the share of a step that its matrix products alone take.
 
     Arguments:
         results: content of ``experiments/results/roofline/NAME.json``.
@@ -124,7 +124,7 @@ def roofline_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[lis
 
 
 def encoding_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: sentences a second of csekit and of sentence-transformers.
+    """Return caption, head and rows: sentences a second of csekit and of sentence-transformers.
 
     Arguments:
         results: content of ``experiments/results/benchmarks/encode-NAME.json``.
@@ -158,7 +158,7 @@ def encoding_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[lis
 
 
 def encode_memory_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: resident memory while a file is encoded, after some of its rows.
+    """Return caption, head and rows: resident memory at several points while a file is encoded.
 
     Arguments:
         results: content of ``experiments/results/encode-memory/NAME.json``.
@@ -175,7 +175,7 @@ def encode_memory_table(results: Mapping[str, Any]) -> tuple[str, list[str], lis
 
 
 def memory_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: memory and time of a step of large batches, relative to the same without cache.
+    """Return caption, head and rows: memory and time of a step with large batches, relative to no gradient cache.
 
     Arguments:
         results: content of ``experiments/results/memory/NAME.json``, of ``benchmarks/memory.py``.
@@ -205,7 +205,7 @@ def memory_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[
 
 
 def corpus_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: memory and CPU time of reading a corpus, by its size.
+    """Return caption, head and rows: memory and CPU time of reading a corpus, by its size.
 
     Arguments:
         results: content of ``experiments/results/corpus/NAME.json``, of ``benchmarks/corpus.py``.
@@ -229,7 +229,7 @@ def corpus_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[
 
 
 def collator_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: CPU time of making a batch, and its share of the whole step.
+    """Return caption, head and rows: CPU time of making a batch, and its share of the whole step.
 
     Arguments:
         results: content of ``experiments/results/collator/NAME.json``, of ``benchmarks/collator.py``.
@@ -250,7 +250,7 @@ def collator_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[lis
 
 
 def selection_cost_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: the share of a training that the scores of its evaluations take.
+    """Return caption, head and rows: the share of a training's time that its evaluations on the dev set take.
 
     Arguments:
         results: content of ``experiments/results/benchmarks/selection-NAME.json``.
@@ -278,7 +278,7 @@ def selection_cost_table(results: Mapping[str, Any]) -> tuple[str, list[str], li
 
 
 def scaling_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: the time of a step, and until the first one is done, by what makes it grow.
+    """Return caption, head and rows: the time of a step and the time to the first step, as sizes grow.
 
     Arguments:
         results: content of ``experiments/results/benchmarks/scaling-NAME.json``.
@@ -309,7 +309,7 @@ def scaling_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list
 
 
 def term_gradients_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: how strongly each loss term pulls at the encoder, and in which direction.
+    """Return caption, head and rows: how strongly each loss term pulls at the encoder, and in which direction.
 
     Arguments:
         results: content of ``experiments/results/gradients/NAME.json``.

@@ -1,4 +1,4 @@
-"""The tables of pre-training runs over their steps: training loss and held-out accuracy, a pair of columns a run."""
+"""Tables of pre-training runs by step: each run has a column of training loss and one of held-out accuracy."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def curves_table(spec: Mapping[str, Any], folder: Path) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: one row an evaluation that all runs have, step 0 first.
+    """Return caption, head and rows: one row for each step at which all runs were evaluated, step 0 first.
 
     Arguments:
         spec: a plan's table, with ``title`` and ``curves``, a list of ``label`` and ``trial``.
@@ -46,7 +46,7 @@ def _read(folder: Path, trial: str) -> dict[str, Any]:
 
 
 def _points(record: Mapping[str, Any]) -> dict[int, tuple[float | None, float]]:
-    """(training loss, held-out accuracy) by step; no loss before the first."""
+    """Return training loss and held-out accuracy by step. Step 0 has no training loss."""
     losses = {entry["step"]: entry["loss/mlm"] for entry in record["log"]}
     accuracies = {entry["step"]: entry["mlm_accuracy"] for entry in record["heldout"]["history"]}
     accuracies[0] = record["heldout"]["before"]["mlm_accuracy"]

@@ -1,6 +1,6 @@
 """Tables of the README: csekit beside sentence-transformers' SimCSE recipe, the methods, and their averages.
 
-Words are written here; every number comes from a results file.
+The words stand in this file; every number comes from a results file.
 """
 
 import json
@@ -71,7 +71,7 @@ AVERAGES = (
 
 
 def beside_table(results_dir: Path) -> Table:
-    """Caption, head and rows: csekit beside sentence-transformers' SimCSE recipe.
+    """Return caption, head and rows: csekit beside sentence-transformers' SimCSE recipe.
 
     Raises:
         ValueError: a results file lacks one of the rows.
@@ -132,7 +132,7 @@ def _encoding_row(encoding: Mapping[str, Any], precision: str) -> list[str]:
 
 
 def methods_table(results_dir: Path) -> Table:
-    """Caption, head and rows: each method with its paper, class, preset and the time of its step relative to SimCSE's.
+    """Return caption, head and rows: each method's paper, class, preset, and step time relative to SimCSE's.
 
     Raises:
         ValueError: the file of costs lacks a method.
@@ -152,7 +152,7 @@ def methods_table(results_dir: Path) -> Table:
 
 
 def averages_table(results_dir: Path) -> Table:
-    """Caption, head and rows: Avg of every method and its margin over SimCSE from the same start, at the same batch.
+    """Return caption, head and rows: Avg of every method, and its margin over SimCSE with equal start and batch.
 
     Raises:
         ValueError: a plan lacks one of the experiments.
@@ -182,7 +182,7 @@ def averages_table(results_dir: Path) -> Table:
 
 
 def _p_value(summary: Mapping[str, Any], name: str, base: str) -> str:
-    """p of a margin, from the plan's margins or, against the plan's baseline, from the row."""
+    """Return a margin's p-value: from the plan's margins, or from the row if the base is the plan's baseline."""
     margins = (summary.get("margins") or {}).get("rows", {})
     found = margins.get(name, {}).get(base, {}).get("p_value")
     if found is None and summary["baseline"] == base:

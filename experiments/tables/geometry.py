@@ -1,4 +1,4 @@
-"""Tables of what ``csekit geometry`` measured: spaces, clusters."""
+"""Tables of the results of ``csekit geometry``: geometry of the embeddings, and clustering."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ Table = tuple[str, list[str], list[list[str]]]
 
 
 def geometry_table(results_dir: Path) -> Table:
-    """Caption, head and rows: one row an encoder, the lowest Spearman first.
+    """Return caption, head and rows: one row for each encoder, the lowest Spearman first.
 
     Raises:
         NoResults: nothing was measured.
@@ -32,7 +32,7 @@ def geometry_table(results_dir: Path) -> Table:
 
 
 def clustering_table(results_dir: Path) -> Table:
-    """Caption, head and rows: one row an encoder, in the order of :func:`geometry_table`.
+    """Return caption, head and rows: one row for each encoder, in the order of :func:`geometry_table`.
 
     Raises:
         NoResults: nothing was measured.
@@ -56,7 +56,7 @@ def clustering_table(results_dir: Path) -> Table:
 
 
 def _common(rows: Iterable[Mapping[str, Any]], section: str, names: Sequence[str]) -> dict[str, Any]:
-    """The settings that all rows share. Raises ValueError where one differs."""
+    """Return the settings that all rows share. Raise ValueError where one differs."""
     found = [{name: row[section][name] for name in names} for row in rows]
     for name in names:
         values = sorted({repr(settings[name]) for settings in found})

@@ -1,4 +1,4 @@
-"""The table of plans: the tables of the papers that each makes, and how much of it has been run."""
+"""The table of plans: each plan, the papers' tables that it makes, and how much of it has been run."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ Table = tuple[str, list[str], list[list[str]]]
 
 
 def plans_table(results_dir: Path, plans_dir: Path | None = None) -> Table:
-    """Caption, head and rows: those below ``papers/`` last.
+    """Return caption, head and rows; the plans below ``papers/`` come last.
 
     Arguments:
         results_dir: holds ``PLAN/summary.json``.

@@ -1,7 +1,7 @@
 """Markdown tables written from results files, never by hand.
 
 ``python -m experiments.tables README.md --results results`` renews what stands between the markers
-``<!-- table:NAME -->`` and ``<!-- end table -->``; with ``--check`` it changes nothing and fails where a table is
+``<!-- table:NAME -->`` and ``<!-- end table -->``; with ``--check`` it changes nothing and fails if a table is
 stale.
 
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
@@ -10,7 +10,7 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 ``experiments.tables.plans``), ``FOLDER/FILE`` for the file of
 a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
 ``encode-memory``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see
-``experiments.tables.costs``; a ``costs`` table takes in the backbone's ``parameters`` where there are; ``speed``: see
+``experiments.tables.costs``; a ``costs`` table includes the backbone's ``parameters`` if measured; ``speed``: see
 ``experiments.tables.retrieval``),
 ``frontdoor/beside``, ``frontdoor/methods`` and ``frontdoor/averages`` for the README (see
 ``experiments.tables.frontdoor``), ``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for
@@ -26,7 +26,7 @@ stands in the plan's ``tables``::
       rows:
         - {label: "0.04", trial: weight/lambda-0.04, paper: 76.09}
 
-With ``curves`` in the place of ``rows``, a list of ``label`` and ``trial``, it is a table over the steps of
+With ``curves`` instead of ``rows``, a list of ``label`` and ``trial``, it is a table over the steps of
 pre-training runs (see ``experiments.tables.curves``). Without ``source`` there is no column for the paper.
 """
 
@@ -89,11 +89,11 @@ _EVALUATION = {
 
 
 class TableError(ValueError):
-    """A marker or a results file from which no table can be made."""
+    """Raised for a marker or a results file from which no table can be made."""
 
 
 def main_table(summary: Mapping[str, Any]) -> str:
-    """One row an experiment: every test set, Avg, dev, and p against the baseline where it was computed."""
+    """Return one row for each experiment: every test set, Avg, dev, and p against the baseline if it was computed."""
     rows = {name: row for name, row in summary["experiments"].items() if row.get("test")}
     if not rows:
         raise TableError(f"plan {summary['plan']}: no experiment has test scores yet")
@@ -112,7 +112,7 @@ def main_table(summary: Mapping[str, Any]) -> str:
 
 
 def margin_table(summary: Mapping[str, Any]) -> str:
-    """One row an experiment: Avg, its difference to each baseline, or to its own, with p; the paper's difference."""
+    """Return one row for each experiment: Avg, its difference to each base with p, and the paper's difference."""
     spec = summary.get("margins")
     if not spec or not spec["rows"]:
         raise TableError(
@@ -144,7 +144,7 @@ def margin_table(summary: Mapping[str, Any]) -> str:
 
 
 def ablation_table(summary: Mapping[str, Any], name: str) -> str:
-    """Our dev score beside the paper's number, row by row."""
+    """Return our dev score beside the paper's number, row by row."""
     spec = summary["tables"].get(name)
     if spec is None:
         raise TableError(f"plan {summary['plan']} has the tables {sorted(summary['tables'])}, got {name!r}")
@@ -173,7 +173,7 @@ def ablation_table(summary: Mapping[str, Any], name: str) -> str:
 
 
 def render(name: str, results_dir: Path) -> str:
-    """The table of a marker."""
+    """Return the table that a marker names."""
     if name == "plans":
         return _assembled(*plans_table(results_dir))
     if name == "selection":
@@ -220,7 +220,7 @@ def render(name: str, results_dir: Path) -> str:
 
 
 def update(text: str, results_dir: Path) -> str:
-    """``text`` with every marked table written anew. What is outside the markers stays as it is."""
+    """Return ``text`` with every marked table renewed. Text outside the markers does not change."""
     blocks = [match["body"] for match in _BLOCK.finditer(text)]
     if len(_HEAD.findall(text)) != len(blocks) or any(_HEAD.search(body) for body in blocks):
         raise TableError("every <!-- table:NAME --> line needs an <!-- end table --> before the next one")
@@ -232,7 +232,7 @@ def update(text: str, results_dir: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 when all is well, 1 for stale tables (``--check``), 2 for errors."""
+    """Return exit code 0 on success, 1 for stale tables (``--check``), 2 for errors."""
     parser = argparse.ArgumentParser(prog="python -m experiments.tables", description="Renew generated tables.")
     parser.add_argument("files", nargs="+", type=Path, help="Markdown files with markers")
     parser.add_argument(
@@ -273,7 +273,7 @@ def _main_caption(summary: Mapping[str, Any], rows: Iterable[Mapping[str, Any]],
 
 
 def _origin(experiments: Iterable[Mapping[str, Any]]) -> str:
-    """Backbone and corpus, as the results files name them. Text called wiki… is a stand-in for wiki1m_for_simcse."""
+    """Return backbone and corpus from the results files. A file named wiki… is a stand-in for wiki1m_for_simcse."""
     experiments = list(experiments)
     backbones = sorted({name for row in experiments for name in row.get("backbone", [])})
     corpora = {(corpus["name"], corpus["rows"]): None for row in experiments for corpus in row.get("corpus", [])}
@@ -291,7 +291,7 @@ def _assembled(caption: str, head: Sequence[str], body: Sequence[Sequence[str]],
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]], words: bool = False) -> list[str]:
-    """Lines of the table; columns after the first are set to the right, where they hold ``words`` to the left."""
+    """Return the table's lines. Columns after the first are aligned to the right, columns of ``words`` to the left."""
     rows = [[cell.replace("|", "\\|") for cell in row] for row in [head, *body]]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return [lines[0], "|---|" + ("---|" if words else "---:|") * (len(head) - 1), *lines[1:]]

@@ -1,6 +1,6 @@
 """Tables of retrieval scores and of the time of an evaluation.
 
-They are made of the files that ``experiments/score_retrieval.py`` and ``benchmarks/evaluation.py`` write.
+They read the files that ``experiments/score_retrieval.py`` and ``benchmarks/evaluation.py`` write.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _MISSING = "–"
 
 
 def retrieval_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: a row for each results file, the lowest recall@1 of STS-B's 194 queries first.
+    """Return caption, head and rows: a row for each results file, the lowest recall@1 on STS-B's 194 queries first.
 
     Arguments:
         results_dir: holds ``evaluation/retrieval``.
@@ -73,7 +73,7 @@ def _caption(files: list[dict[str, Any]], names: list[str]) -> str:
 
 
 def speed_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Caption, head and rows: seconds for the STS sets, relative to the first row.
+    """Return caption, head and rows: seconds to evaluate the STS sets, relative to the first row.
 
     Arguments:
         results: content of ``experiments/results/speed/NAME.json``.

@@ -1,6 +1,6 @@
-"""Tables of ``csekit eval``'s results files: a row a model, sorted by Avg, the sanity floor among them.
+"""Tables of ``csekit eval``'s results files: one row for each model, the sanity baselines included, sorted by Avg.
 
-They are made of ``experiments/results/evaluation/*.json``; a file without a suite's scores has no row in its table.
+They read ``experiments/results/evaluation/*.json``. A file without a suite's scores has no row in the suite's table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,14 @@ _MISSING = "–"
 
 
 def sts_scores_table(files: Sequence[Mapping[str, Any]]) -> Table:
-    """Caption, head and rows: the seven STS sets."""
+    """Return caption, head and rows: the seven STS sets."""
     body = _rows(files, "test", "all", STS_TASKS)
     forms = sorted({content["test"]["text_form"] for content in files if "test" in content})
     return f"Spearman × 100, `all`, {' and '.join(forms)} text; rows sorted by Avg.", ["", *STS_TASKS, "Avg"], body
 
 
 def transfer_scores_table(files: Sequence[Mapping[str, Any]]) -> Table:
-    """Caption, head and rows: the seven transfer tasks in test mode."""
+    """Return caption, head and rows: the seven transfer tasks in test mode."""
     files = [content for content in files if content.get("transfer", {}).get("mode") == "test"]
     body = _rows(files, "transfer", "accuracy", TRANSFER_TASKS)
     seeds = sorted({content["transfer"]["seed"] for content in files})
@@ -35,7 +35,7 @@ def transfer_scores_table(files: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def transfer_seconds_table(files: Sequence[Mapping[str, Any]]) -> Table:
-    """Caption, head and rows: processor seconds of each task, encoding + fitting, of the files that have them."""
+    """Return caption, head and rows: CPU seconds of each task, encoding + fitting, for files that recorded them."""
     body = []
     for content in sorted(files, key=lambda content: content["title"]):
         tasks = content.get("transfer", {}).get("tasks", {})
@@ -52,7 +52,7 @@ def transfer_seconds_table(files: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _rows(files: Sequence[Mapping[str, Any]], key: str, value: str, names: Sequence[str]) -> list[list[str]]:
-    """Title, a score for each task, Avg; files without all tasks at the end, by title."""
+    """Return title, a score for each task and Avg, sorted by Avg. Files that lack a task come last, by title."""
     found = [(content["title"], content[key]) for content in files if key in content]
     if not found:
         raise ValueError(f"no results file has scores of {key}")
@@ -76,10 +76,10 @@ EVALUATION_TABLES: dict[str, Callable[[Sequence[Mapping[str, Any]]], Table]] = {
 
 
 def evaluation_table(folder: str | Path, name: str) -> Table:
-    """Caption, head and rows of a table.
+    """Return caption, head and rows of a table.
 
     Arguments:
-        folder: of the results files, ``experiments/results/evaluation``.
+        folder: the folder of the results files, ``experiments/results/evaluation``.
 
     Raises:
         ValueError: an unknown table, or no file with its scores.

@@ -15,7 +15,7 @@ DEV = "stsb_spearman"
 
 
 def histories(results_dir: str | Path) -> Iterator[list[Mapping[str, Any]]]:
-    """The evaluations of every run below ``results_dir`` that logged STS-B dev and all criteria at least 4 times."""
+    """Return the evaluations of each run below ``results_dir`` with at least 4 of STS-B dev and of all criteria."""
     for path in sorted(Path(results_dir).rglob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         dev = content.get("dev") if isinstance(content, dict) else None
@@ -26,7 +26,7 @@ def histories(results_dir: str | Path) -> Iterator[list[Mapping[str, Any]]]:
 
 
 def agreement(results_dir: str | Path) -> dict[str, Any]:
-    """Rank correlation of each criterion with STS-B dev, and what selecting by it would cost.
+    """Return each criterion's rank correlation with STS-B dev, and the points lost by selecting with it.
 
     Returns:
         ``runs``; per criterion ``within`` (mean Spearman over the checkpoints of a run), ``across`` (Spearman over the
@@ -53,7 +53,7 @@ def agreement(results_dir: str | Path) -> dict[str, Any]:
 
 
 def selection_table(results_dir: str | Path) -> str:
-    """The agreement as a Markdown table; correlations have the sign that makes +1 perfect agreement."""
+    """Return the agreement as a Markdown table. Correlations have the sign that makes +1 perfect agreement."""
     found = agreement(results_dir)
     if not found["runs"]:
         raise ValueError(f"{results_dir}: no run that logged STS-B dev and the label-free criteria")
