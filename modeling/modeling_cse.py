@@ -26,6 +26,7 @@ from .objectives import Encode, MaskingSpec, Objective, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
 from .projectors import build_projector
+from .random_streams import draw_seed, own_stream
 from .registry import registered
 from .tokenization import sentence_frame
 
@@ -197,8 +198,10 @@ class CSEModel(EncoderWrapper):
         terms, metrics = self.contrast(views)
         words = cast(Tensor, self.backbone.get_input_embeddings().weight)
         encode = Encode(self.backbone, words, self.project, self.config.temperature, self.chunks)
+        seed = draw_seed() if self.objectives else 0
         for objective in self.auxiliaries():
-            more, diagnostics = objective(views, copies, encode)
+            with own_stream(objective.config.name, seed, views.h.device):
+                more, diagnostics = objective(views, copies, encode)
             terms, metrics = terms | more, metrics | diagnostics
         return views, terms, metrics
 

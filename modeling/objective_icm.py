@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedConfig
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedConfig
 
 from .distributed import token_mean
 from .fast_counts import first_rows
@@ -22,6 +22,7 @@ from .settings import ObjectiveConfig, check_choice
 TARGETS = ("original", "positive")
 REPRESENTATIONS = ("h", "z")
 DECODERS = ("causal", "denoising")
+OUTPUTS = ("tied", "detached", "untied")
 #: The number of each process's sentences on which the diagnostic is measured.
 GAP_SENTENCES = 16
 
@@ -42,6 +43,8 @@ class InformationCompensationConfig(ObjectiveConfig):
         word_dropout: share of the input tokens that become the mask token. A causal decoder that reads all of them can
             ignore h: ``icm_gap`` in the log shows it.
         element_dropout: dropout of the elements of the denoising kind's input.
+        output: the decoder's output matrix: ``tied``, the encoder's word embeddings, which ICM then trains;
+            ``detached``, the same without a gradient into them; ``untied``, a copy that starts from them.
 
     Raises:
         ValueError: a value that is not allowed.
@@ -57,12 +60,14 @@ class InformationCompensationConfig(ObjectiveConfig):
     decoder_dropout: float = 0.1
     word_dropout: float = 0.0
     element_dropout: float = 0.825
+    output: str = "tied"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "target", TARGETS)
         check_choice(self, "representation", REPRESENTATIONS)
         check_choice(self, "decoder", DECODERS)
+        check_choice(self, "output", OUTPUTS)
         for field, least in (("decoder_layers", 1), ("decoder_heads", 0)):
             value = getattr(self, field)
             if not isinstance(value, int) or value < least:
@@ -80,7 +85,7 @@ class InformationCompensation(Objective):
     L = L_NCE + γ·L_ICM,  L_ICM = (1/M) Σ_i Σ_t −log q(x_it | h_i, …)
 
     … are the tokens before t (``causal``) or noisy embeddings of all tokens (``denoising``). M counts the sentences'
-    own tokens, without special tokens and template. The output matrix is the encoder's word embedding.
+    own tokens, without special tokens and template. The output matrix is the encoder's word embedding, or ``output``.
 
     The diagnostic ``icm_gap`` is the cross-entropy given the embedding of another sentence of the batch, minus that
     given its own, in nats per token of the first ``GAP_SENTENCES`` sentences of each process. At 0 the decoder ignores
@@ -98,7 +103,7 @@ class InformationCompensation(Objective):
         target = self.target_copy(batch, views.vectors(self.config.representation))
         losses_M, queries_RKH = self.run(target, encode)
         L_ICM = token_mean(losses_M.sum(), len(losses_M))
-        gap = self.gap(target, losses_M.detach(), queries_RKH, encode.word_embeddings)
+        gap = self.gap(target, losses_M.detach(), queries_RKH, encode)
         return {"icm": self.config.weight * L_ICM}, {"icm_cross_entropy": L_ICM.detach(), "icm_gap": gap}
 
     def predict(self, copy: MaskedCopy, encode: Encode) -> tuple[Tensor, Tensor]:
@@ -106,7 +111,7 @@ class InformationCompensation(Objective):
         queries_BKH = self.decoder.queries(copy.ids, encode.word_embeddings)
         states_BKH = self.decoder(queries_BKH, copy.vectors, copy.mask)
         states_MH = states_BKH.flatten(0, 1).index_select(0, copy.places[0])
-        losses_M = self.decoder.losses(states_MH, copy.labels, encode.word_embeddings)
+        losses_M = self.decoder.losses(states_MH, copy.labels, self.output_matrix(encode))
         return losses_M, queries_BKH[:GAP_SENTENCES].detach().clone()
 
     def __init__(self, config: InformationCompensationConfig, encoder_config: PreTrainedConfig) -> None:
@@ -123,14 +128,27 @@ class InformationCompensation(Objective):
             dropout=config.decoder_dropout,
             element_dropout=config.element_dropout,
         )
+        width, words = self.decoder.leave.out_features, encoder_config.vocab_size
+        self.output = nn.Linear(width, words, bias=False) if config.output == "untied" else None
 
     @property
     def batch_spec(self) -> TargetSpec:
         view = int(self.config.target == "positive")
         return TargetSpec(self.config.word_dropout, views=1, mask_share=1.0, random_share=0.0, view=view)
 
+    def output_matrix(self, encode: Encode) -> Tensor:
+        """Return the decoder's output matrix, (V, E)."""
+        if self.output is not None:
+            return self.output.weight
+        return encode.word_embeddings.detach() if self.config.output == "detached" else encode.word_embeddings
+
+    def init_from_checkpoint(self, name_or_path: str) -> None:
+        if self.output is not None:
+            words = AutoModel.from_pretrained(name_or_path, dtype=torch.float32).get_input_embeddings()
+            self.output.weight.data.copy_(words.weight.data)
+
     @torch.no_grad()
-    def gap(self, target: TargetCopy, losses_M: Tensor, queries_RKH: Tensor, words_VE: Tensor) -> Tensor:
+    def gap(self, target: TargetCopy, losses_M: Tensor, queries_RKH: Tensor, encode: Encode) -> Tensor:
         """Return ``icm_gap``, (): how much the decoder loses with the vector of the sentence before, in nats."""
         labels_BK = target.labels_RK
         R = min(GAP_SENTENCES, len(labels_BK))
@@ -138,7 +156,8 @@ class InformationCompensation(Objective):
         others_BH = target.vectors.roll(1, dims=0)
         states_RKH = self.decoder(queries_RKH[:R], others_BH[:R], target.mask[:R])
         states_TH = states_RKH.flatten(0, 1).index_select(0, real_T)
-        others = self.decoder.losses(states_TH, labels_BK[:R].flatten().index_select(0, real_T), words_VE).sum()
+        labels_T = labels_BK[:R].flatten().index_select(0, real_T)
+        others = self.decoder.losses(states_TH, labels_T, self.output_matrix(encode)).sum()
         tokens = (labels_BK[:R] != -100).sum().clamp_min(1)
         own_M = target.places[0] < labels_BK[:R].numel()
         return (others - (losses_M * own_M).sum()) / tokens

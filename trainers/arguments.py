@@ -1,5 +1,6 @@
 """Training arguments: Transformers' own, with the defaults of the papers."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -110,6 +111,22 @@ class CSETrainingArguments(RunTrainingArguments):
         },
     )
 
+    objective_learning_rate: float | None = field(
+        default=None,
+        metadata={"help": "Peak learning rate of the objectives' own weights; default: learning_rate."},
+    )
+    objective_warmup_steps: int = field(
+        default=0,
+        metadata={
+            "help": "Steps before training in which the objectives' own weights train alone, on the embeddings of the "
+            "unchanged encoder; OUTPUT_DIR/objectives keeps them for --objectives_from."
+        },
+    )
+    objectives_from: str | None = field(
+        default=None,
+        metadata={"help": "Folder with objectives' weights of another run (objectives.safetensors) to start from."},
+    )
+
     do_predict: bool = field(default=True, metadata={"help": "Score the test sets at the end."})
     learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate."})
     per_device_train_batch_size: int = field(default=64, metadata={"help": "Sentences a step and process."})
@@ -131,6 +148,13 @@ class CSETrainingArguments(RunTrainingArguments):
             raise ValueError(f"label_free_samples must be 0 or at least 2, got {self.label_free_samples}")
         if self.cache_chunk_size < 0:
             raise ValueError(f"cache_chunk_size must be 0 (off) or a number of texts, got {self.cache_chunk_size}")
+        rate = self.objective_learning_rate
+        if rate is not None and not 0 <= rate < math.inf:
+            raise ValueError(f"objective_learning_rate must be at least 0 and finite, got {rate}")
+        if self.objective_warmup_steps < 0:
+            raise ValueError(f"objective_warmup_steps must be at least 0, got {self.objective_warmup_steps}")
+        if self.objective_warmup_steps and self.objectives_from is not None:
+            raise ValueError("give objective_warmup_steps or objectives_from, got both")
         make_augmentation(self.augmentation, self.augmentation_rate)  # raises ValueError for wrong values
         self.select_last = (
             self.metric_for_best_model is None

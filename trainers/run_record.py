@@ -1,5 +1,6 @@
 """The record of a run: its settings, its scores over the steps and its log as plain values."""
 
+import json
 import os
 import sys
 from dataclasses import fields
@@ -10,6 +11,7 @@ from transformers import Trainer
 
 from csekit.modeling import METHODS
 from csekit.trainers.arguments import RunTrainingArguments
+from csekit.trainers.objective_warmup import OBJECTIVES_FOLDER, RECORD
 
 
 def changed_arguments(args: RunTrainingArguments) -> dict[str, Any]:
@@ -69,6 +71,14 @@ def own_modules(trainer: Any) -> list[str]:
     return sorted(script if name == "__main__" else name for name in names if name.split(".")[0] != "csekit")
 
 
+def warmup_of(trainer: Any) -> dict[str, Any]:
+    """Return the record of the objectives' warm-up under ``objective_warmup``, nothing for a run without one."""
+    path = Path(str(trainer.args.output_dir)) / OBJECTIVES_FOLDER / RECORD
+    if not trainer.args.objective_warmup_steps or not path.is_file():
+        return {}
+    return {"objective_warmup": json.loads(path.read_text(encoding="utf-8"))}
+
+
 def trainer_results(trainer: Any) -> dict[str, Any]:
     """Return the results that a trainer holds, as plain values. ``dev.after`` holds the scores of the step that was
     kept, measured during training."""
@@ -81,22 +91,28 @@ def trainer_results(trainer: Any) -> dict[str, Any]:
     imports = own_modules(trainer)
     step = trainer.state.best_global_step if metric else trainer.state.global_step
     kept_scores = next((entry for entry in evaluations if entry["step"] == step), {})
-    return {
-        "name": Path(str(trainer.args.output_dir)).resolve().name,
-        "method": next((name for name, kind in METHODS.items() if kind is type(trainer.model)), encoder.model_type),
-        "backbone": Path(trainer.model.backbone.name_or_path or "").name or encoder.model_type,
-        "corpus": trainer.corpus.describe(),
-        "positives": positives_of(trainer),
-        "config": kept | {"encoder": encoder.model_type},
-        "arguments": changed_arguments(trainer.args),
-        "seed": trainer.args.seed,
-        "dev": {
-            "metric": metric,
-            "best": trainer.state.best_metric if metric else None,
-            "step": step,
-            "after": {name: value for name, value in kept_scores.items() if name != "step" and "/" not in name},
-            "history": [{**entry, "value": entry.get(str(metric))} for entry in evaluations],
-        },
-        "test": None,
-        "log": log,
-    } | ({"imports": imports} if imports else {})
+    return (
+        {
+            "name": Path(str(trainer.args.output_dir)).resolve().name,
+            "method": next(
+                (name for name, kind in METHODS.items() if kind is type(trainer.model)), encoder.model_type
+            ),
+            "backbone": Path(trainer.model.backbone.name_or_path or "").name or encoder.model_type,
+            "corpus": trainer.corpus.describe(),
+            "positives": positives_of(trainer),
+            "config": kept | {"encoder": encoder.model_type},
+            "arguments": changed_arguments(trainer.args),
+            "seed": trainer.args.seed,
+            "dev": {
+                "metric": metric,
+                "best": trainer.state.best_metric if metric else None,
+                "step": step,
+                "after": {name: value for name, value in kept_scores.items() if name != "step" and "/" not in name},
+                "history": [{**entry, "value": entry.get(str(metric))} for entry in evaluations],
+            },
+            "test": None,
+            "log": log,
+        }
+        | ({"imports": imports} if imports else {})
+        | warmup_of(trainer)
+    )

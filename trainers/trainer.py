@@ -1,6 +1,9 @@
 """The trainer of sentence encoders: optimiser groups, selection on a dev set, export."""
 
+import copy
+import itertools
 import logging
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -12,6 +15,7 @@ import torch.distributed as dist
 from accelerate.utils import DynamoBackend
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from csekit.encoding.encoder import encode, evaluating
 from csekit.evaluation.geometry import label_free_criteria
@@ -26,14 +30,22 @@ from csekit.modeling.export import check_exportable, length_limit
 from csekit.modeling.fast_compile import compile_layers
 from csekit.modeling.tokenization import pad, tokenize, training_length
 from csekit.trainers.arguments import CSETrainingArguments
-from csekit.trainers.base_trainer import TRAINING_FOLDER, warn_of_launcher, without_autocast
+from csekit.trainers.base_trainer import TRAINING_FOLDER, last_checkpoint, warn_of_launcher, without_autocast
 from csekit.trainers.batches.collator import CSECollator, check_length
 from csekit.trainers.callbacks import GeometryCallback
 from csekit.trainers.data.augmentation import check_augmentation, make_augmentation
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.datasets import StreamingSentenceDataset
 from csekit.trainers.hub.hub_trainer import HubTrainer
-from csekit.trainers.run_record import trainer_results
+from csekit.trainers.objective_warmup import (
+    OBJECTIVES_FOLDER,
+    WEIGHTS,
+    load_objectives,
+    objectives_alone,
+    own_parameters,
+    save_objectives,
+)
+from csekit.trainers.run_record import history, trainer_results
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +107,8 @@ class CSETrainer(HubTrainer):
         limit = length_limit(model.backbone, tokenizer)
         check_length(collator.max_length, args.max_seq_length, limit, "the encoder's limit")
         model.load_frozen()
+        if args.objectives_from is not None:
+            load_objectives(model, Path(args.objectives_from))
         sample = [row[0] for row in corpus.sample(args.label_free_samples)] if args.label_free_samples else []
         self._sample = sample
         super().__init__(
@@ -132,6 +146,53 @@ class CSETrainer(HubTrainer):
             raise ValueError(f"metric_for_best_model must be one of {sorted(available)}, got {name!r}")
         args.metric_for_best_model, args.greater_is_better = name, available[name]
 
+    # The objectives' warm-up
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:  # type: ignore[override]
+        started = isinstance(resume_from_checkpoint, str) or (
+            bool(resume_from_checkpoint) and last_checkpoint(self.training_dir) is not None
+        )
+        if self.args.objective_warmup_steps and not started:
+            self.warm_up_objectives(resume=bool(resume_from_checkpoint))
+            if self.stop_on_terminate.interrupted:
+                return TrainOutput(0, 0.0, {})
+        return super().train(resume_from_checkpoint, **kwargs)
+
+    def warm_up_objectives(self, resume: bool = False) -> None:
+        """Train the objectives' own weights alone for ``objective_warmup_steps``, and save them in
+        ``output_dir/objectives``, with the log of the warm-up.
+
+        The encoder stays as it is. Training itself then draws the same batches and the same dropout as without
+        warm-up.
+
+        Arguments:
+            resume: take the weights of a finished warm-up in that folder, or continue an interrupted one.
+
+        Raises:
+            ValueError: no objective has weights of its own.
+        """
+        folder = Path(str(self.args.output_dir)) / OBJECTIVES_FOLDER
+        if resume and (folder / WEIGHTS).is_file():
+            load_objectives(self.model, folder)
+            return
+        args = copy.copy(self.args)
+        args.output_dir, args.max_steps, args.objective_warmup_steps = str(folder), args.objective_warmup_steps, 0
+        if args.objective_learning_rate is not None:
+            args.learning_rate = args.objective_learning_rate
+        args.eval_strategy, args.load_best_model_at_end = IntervalStrategy.NO, False
+        args.metric_for_best_model, args.select_last = None, True
+        args.label_free_samples, args.geometry, args.push_to_hub, args.torch_compile = 0, False, False, False
+        args.report_to = []
+        with objectives_alone(self.model):
+            trainer = CSETrainer(self.model, args, self.corpus, self.tokenizer)
+            trainer.train(resume_from_checkpoint=resume)
+            trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
+        self.stop_on_terminate.interrupted = trainer.stop_on_terminate.interrupted
+        if not self.stop_on_terminate.interrupted and self.is_world_process_zero():
+            record = {"steps": args.max_steps, "learning_rate": args.learning_rate, "log": history(trainer)[1]}
+            save_objectives(self.model, folder, record)
+            shutil.rmtree(folder / TRAINING_FOLDER, ignore_errors=True)
+
     # Optimiser: one group per rate, one clipping norm per clip group
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -141,13 +202,19 @@ class CSETrainer(HubTrainer):
             with_decay = {id(p) for name, p in source.named_parameters() if name in decayed}
             kind, options = self.get_optimizer_cls_and_kwargs(self.args, source)
             groups = []
+            own, rate, own_rate = (
+                own_parameters(self.model),
+                self.args.learning_rate,
+                self.args.objective_learning_rate,
+            )
+            split = own if own_rate is not None else set()
             for group in self.model.parameter_groups():
-                for decay in (True, False):
-                    chosen = [p for p in group["params"] if (id(p) in with_decay) is decay]
-                    rate = self.args.learning_rate * group.get("lr_scale", 1.0)
+                for decay, apart in itertools.product((True, False), (False, True)):
+                    chosen = [p for p in group["params"] if (id(p) in with_decay, id(p) in split) == (decay, apart)]
+                    lr = (own_rate if apart and own_rate is not None else rate) * group.get("lr_scale", 1.0)
                     weight_decay = self.args.weight_decay if decay else 0.0
                     if chosen:
-                        groups.append({"params": chosen, "lr": rate, "weight_decay": weight_decay})
+                        groups.append({"params": chosen, "lr": lr, "weight_decay": weight_decay})
             self.optimizer = kind(groups, **options)
         return self.optimizer
 

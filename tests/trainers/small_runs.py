@@ -120,7 +120,7 @@ class KilledWhileSaving(CSETrainer):
 def run_job(job: dict[str, Any]) -> None:
     """Train; final weights to ``final.pt``, the log to ``log.json``, files by rank."""
     torch.set_num_threads(1)
-    stop, resume = job.pop("signal", None), job.pop("resume", None)
+    stop, resume, last = job.pop("signal", None), job.pop("resume", None), job.pop("killed_at", None)
     written = set()
 
     def hear(event: str, arguments: Any) -> None:
@@ -129,6 +129,8 @@ def run_job(job: dict[str, Any]) -> None:
             reading = event == "open" and not set(arguments[1] or "r") & set("wax+")
             if path.startswith(job["output_dir"]) and not reading:
                 written.add(Path(path).name)
+                if last is not None and path.endswith(last):
+                    os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hear)
     kind = KilledWhileSaving if job.pop("killed_while_saving", False) else CSETrainer

@@ -117,6 +117,37 @@ def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any],
     assert {"loss/rtd", "metrics/rtd_accuracy_replaced", "metrics/rtd_accuracy_kept"} <= entries(straight)[0].keys()
 
 
+def test_a_killed_warm_up_of_the_objectives_goes_on_and_a_later_run_starts_from_it(
+    base: dict[str, Any], tmp_path: Path
+) -> None:
+    fields = {"icm_weight": 1.0, "projector": "batchnorm", "pooling": "cls"}
+    run = base | {"method": "msse", "fields": fields, "max_steps": 4, "eval_steps": 4, "logging_steps": 1}
+
+    def job(name: str, **options: Any) -> dict[str, Any]:
+        return run | {"output_dir": str(tmp_path / name)} | options
+
+    warm = {"objective_warmup_steps": 9, "eval_steps": 3, "save_total_limit": None}
+    straight = job("straight", **warm)
+    killed, later = job("killed", **warm), job("later", objectives_from=str(tmp_path / "straight"))
+    cold = job("cold")
+    jobs = [
+        straight,
+        killed | {"killed_at": "objectives/training/checkpoint-6/trainer_state.json"},
+        killed | {"resume": True},
+        later | {"eval_steps": 3},
+        cold,
+    ]
+    assert run_jobs(tmp_path, jobs) == [0, -int(signal.SIGKILL), 0, 0, 0]
+    expected = tensors(straight)
+    for each in (killed, later):
+        found = tensors(each)
+        assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+    # the same batch, the same dropout: the first contrast is that of a run without warm-up, the first ICM is not
+    first, without = report(straight)["log"][0], report(cold)["log"][0]
+    assert first["loss/contrastive"] == without["loss/contrastive"]
+    assert first["metrics/icm_cross_entropy"] < without["metrics/icm_cross_entropy"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",

@@ -56,7 +56,7 @@ def check_output_dir(run: CorpusArguments, args: RunTrainingArguments) -> None:
         ValueError: ``output_dir`` holds a run, and neither ``resume_from_checkpoint`` nor ``overwrite`` is set.
     """
     folder = Path(str(args.output_dir))
-    held = [*folder.glob("training/checkpoint-*"), *folder.glob("results.json")]
+    held = [*folder.glob("training/checkpoint-*"), *folder.glob("results.json"), *folder.glob("objectives")]
     if not held or args.resume_from_checkpoint:
         return
     if not run.overwrite:

@@ -1,0 +1,110 @@
+"""Weights of the objectives alone: train them before the encoder, save them, start from them.
+
+An auxiliary network that has not learnt its task teaches the encoder nothing. With ``objective_warmup_steps`` it is
+trained first, on the embeddings of the encoder as it is; ``objectives_from`` starts a run from such weights.
+"""
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from csekit.modeling import CSEModel
+
+#: The folder in a run's folder, and its files: the weights, and how they were trained.
+OBJECTIVES_FOLDER = "objectives"
+WEIGHTS, RECORD = "objectives.safetensors", "objectives.json"
+
+
+@contextmanager
+def objectives_alone(model: CSEModel) -> Iterator[None]:
+    """Let only the objectives' own weights train inside the context.
+
+    The encoder and the projector get no gradient and keep their running statistics. The global random state is the
+    same before and after.
+
+    Raises:
+        ValueError: no objective has weights of its own.
+    """
+    own = {id(parameter) for parameter in model.objectives.parameters() if parameter.requires_grad}
+    if not own:
+        names = [objective.config.name for objective in model.auxiliaries()]
+        raise ValueError(f"objective_warmup_steps must be 0: no objective of {names} has weights of its own")
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
+    buffers = {name: b.clone() for name, b in model.named_buffers() if not name.startswith("objectives.")}
+    python, numpy = random.getstate(), np.random.get_state()
+    for parameter in rest:
+        parameter.requires_grad_(False)
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        for parameter in rest:
+            parameter.requires_grad_(True)
+        for name, buffer in model.named_buffers():
+            if name in buffers:
+                buffer.copy_(buffers[name])
+        model.zero_grad()
+
+
+def save_objectives(model: CSEModel, folder: Path, record: dict[str, Any]) -> None:
+    """Write the weights of all objectives, and the record of their training, into ``folder``; the weights last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.objectives.state_dict().items()}
+    draft = folder / f"{WEIGHTS}.draft"
+    save_file(state, draft)
+    os.replace(draft, folder / WEIGHTS)
+
+
+def load_objectives(model: CSEModel, folder: Path) -> None:
+    """Load weights that :func:`save_objectives` wrote, from ``folder`` or from its subfolder ``objectives``.
+
+    The file must hold every weight of the model's objectives. Weights of further objectives are ignored.
+
+    Raises:
+        ValueError: ``folder`` has no such file, or the weights do not fit; the message names them.
+    """
+    paths = [path for path in (folder / WEIGHTS, folder / OBJECTIVES_FOLDER / WEIGHTS) if path.is_file()]
+    if not paths:
+        raise ValueError(
+            f"objectives_from must be a folder with {WEIGHTS}, or a run's folder with {OBJECTIVES_FOLDER}/{WEIGHTS}, "
+            f"got {folder}"
+        )
+    try:
+        found = load_file(paths[0])
+    except SafetensorError as error:
+        raise ValueError(f"{paths[0]} is not a whole safetensors file: {error}") from None
+    own = model.objectives.state_dict()
+    missing = sorted(set(own) - set(found))
+    if missing:
+        raise ValueError(
+            f"{paths[0]} lacks weights of the objectives: {', '.join(missing[:3])} ({len(missing)} in all)"
+        )
+    for name, tensor in own.items():
+        if found[name].shape != tensor.shape:
+            raise ValueError(
+                f"{paths[0]}: {name} must have the shape {list(tensor.shape)}, got {list(found[name].shape)}"
+            )
+        if not found[name].isfinite().all():
+            raise ValueError(f"{paths[0]}: {name} has values that are not finite")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(found[name])
+
+
+def own_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of the objectives' own parameters."""
+    objectives = getattr(model, "objectives", None)
+    return {id(parameter) for parameter in objectives.parameters()} if isinstance(objectives, nn.Module) else set()
