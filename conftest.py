@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # one thread a worker; more of them than cores wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 WORDS = """the a man woman dog cat plays sings runs red blue fast slow guitar ball house tree is was in on .""".split()  # noqa: SIM905
 
 

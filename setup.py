@@ -22,6 +22,7 @@ dev = [
     "mypy>=1.15",
     "playwright>=1.50",
     "pytest>=8.3",
+    "pytest-xdist>=3.6",
     "ruff>=0.11",
     "import-linter>=2.16",
     "build>=1.2",
