@@ -1,8 +1,8 @@
 """Train a sentence encoder on pairs or triplets: sentence, positive and, where there is one, hard negative.
 
-    accelerate launch examples/run_sup.py --model_name_or_path bert-base-uncased --train_file nli.csv \
+    python examples/run_sup.py --model_name_or_path bert-base-uncased --train_file nli.csv \
         --columns sent0 sent1 hard_neg --data_dir SentEval/data --output_dir runs/my-encoder
-    accelerate launch examples/run_sup.py --config examples/configs/simcse-bert-base-supervised.yaml --train_file …
+    python examples/run_sup.py --config examples/configs/simcse-bert-base-supervised.yaml --train_file …
 
 It has the methods and arguments of run_unsup.py and writes the same folder. Its defaults are SimCSE's for labelled
 data: 512 rows per step, learning rate 5e-5, 3 epochs, and the projector is kept at test time and exported as `2_Dense`

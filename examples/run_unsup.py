@@ -1,9 +1,9 @@
 """Train a sentence encoder without labels: from a text file to a folder that AutoModel and SentenceTransformer load.
 
     python examples/run_unsup.py                                            # demo, no download
-    accelerate launch examples/run_unsup.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
+    python examples/run_unsup.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --data_dir SentEval/data --output_dir runs/my-encoder               # SimCSE, best by STS-B dev
-    accelerate launch examples/run_unsup.py --config examples/configs/informin-bert-base.yaml --train_file …
+    python examples/run_unsup.py --config examples/configs/informin-bert-base.yaml --train_file …
 
 `--help` lists every argument with its default. The root of `--output_dir` becomes the exported encoder; `training/`
 holds the checkpoints for `--resume_from_checkpoint True`, `results.json` the measurements. The script refuses a folder
@@ -20,7 +20,7 @@ from csekit.trainers.scripts.demo import DEMO, with_demo
 from csekit.trainers.scripts.runs import check_output_dir, load_data, make_trainer, one_line_errors, train_and_score
 
 REAL_RUN = """For a real run:
-  accelerate launch examples/run_unsup.py --model_name_or_path bert-base-uncased --train_file sentences.txt
+  python examples/run_unsup.py --model_name_or_path bert-base-uncased --train_file sentences.txt
   (or --dataset_name NAME from the Hub; --data_dir SentEval/data for STS-B dev and the STS test sets)"""
 
 
