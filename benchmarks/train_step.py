@@ -10,7 +10,8 @@ it on an idle machine. `python -m experiments.tables` makes the table `costs/NAM
 `experiments/results/costs/NAME.json`.
 
 `methods.yaml` lists the methods. `--rows benchmarks/peers.yaml` compares with sentence-transformers and with naive
-forms of the steps, for the table `peers/NAME` of `experiments/results/peers/NAME.json`.
+forms of the steps, for the table `peers/NAME` of `experiments/results/peers/NAME.json`. `--rows benchmarks/gaps.yaml`
+times each method with its gap diagnostic and without, for the table `costs/gaps-NAME`.
 """
 
 import argparse
@@ -93,6 +94,19 @@ def csekit_step(
     return step
 
 
+def without_gaps_step(setting: Setting, method: str, fields: dict[str, Any]) -> Step:
+    """Build a method's step without the diagnostics that compare with another sentence's vector."""
+    return csekit_step(setting, method, fields, wrap=without_gaps)
+
+
+def without_gaps(model: Any) -> Any:
+    """Replace the gap of every objective that has one by a zero."""
+    for objective in model.auxiliaries():
+        if hasattr(objective, "gap"):
+            objective.gap = lambda *_: torch.zeros(())
+    return model
+
+
 @dataclass(frozen=True)
 class Row:
     """A step to measure.
@@ -120,7 +134,8 @@ def read_rows(path: Path, names: list[str] | None) -> dict[str, Row]:
         fields = dict(given)
         own = {key: fields.pop(key, None) for key in ("title", "step", "against", "precision")}
         method = {"method": fields.pop("method"), "fields": fields} if "method" in fields else {}
-        step = csekit_step if own["step"] is None else getattr(peers, own["step"])
+        steps = {None: csekit_step, "without_gaps_step": without_gaps_step}
+        step = steps[own["step"]] if own["step"] in steps else getattr(peers, own["step"])
         found[name] = Row(own["title"], partial(step, **method), own["against"], own["precision"])
     if unknown := sorted(set(names or []) - set(found)):
         raise ValueError(f"methods must be among {', '.join(found)}, got {unknown[0]!r}")

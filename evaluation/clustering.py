@@ -1,4 +1,4 @@
-"""Cluster titles with known topics: K-Means, V-measure, accuracy after matching, and a t-SNE map.
+"""Cluster labelled texts: K-Means, V-measure, accuracy after matching, silhouette, and a t-SNE map.
 
 Shape suffixes: N titles, M mapped titles, H embedding size, K clusters, C labels.
 
@@ -108,6 +108,30 @@ class TopicMap:
 
 
 @dataclass(frozen=True)
+class LabelledTexts:
+    """Texts with labels.
+
+    Arguments:
+        name: name of the set.
+        texts: N texts.
+        labels: (N,) places in ``names``.
+        names: names of the labels.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    labels: np.ndarray
+    names: tuple[str, ...]
+
+    def checksum(self) -> str:
+        """Return the sha256 of texts and labels."""
+        state = hashlib.sha256()
+        for text, label in zip(self.texts, self.labels, strict=True):
+            state.update(f"{text}\t{label}\n".encode())
+        return state.hexdigest()
+
+
+@dataclass(frozen=True)
 class ClusteringScores:
     """The scores of :func:`clustering_suite`, in percent.
 
@@ -115,9 +139,12 @@ class ClusteringScores:
         titles, labels, clusters: their numbers.
         v_measure: harmonic mean of homogeneity and completeness (Rosenberg & Hirschberg 2007).
         accuracy: share of titles in a cluster that is matched with their label, see :func:`matched_accuracy`.
+        silhouette: mean silhouette of the labels over the map's rows by cosine distance, from −1 to 1 and not in
+            percent; None without a map, or if it is not defined there.
         map: the t-SNE map, None if ``points`` is 0.
         truncated: number of titles that were cut, None if the encoder does not report it.
         checksum: sha256 of titles and labels.
+        name: name of the set.
     """
 
     options: ClusteringOptions
@@ -128,15 +155,17 @@ class ClusteringScores:
     homogeneity: float
     completeness: float
     accuracy: float
+    silhouette: float | None
     map: TopicMap | None
     truncated: int | None
     checksum: str
+    name: str = "StackOverflow"
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values for a results file."""
         options = self.options
         found = {
-            "set": "StackOverflow",
+            "set": self.name,
             "titles": self.titles,
             "labels": self.labels,
             "clusters": self.clusters,
@@ -146,6 +175,7 @@ class ClusteringScores:
             "homogeneity": self.homogeneity,
             "completeness": self.completeness,
             "accuracy": self.accuracy,
+            "silhouette": self.silhouette,
             "truncated": self.truncated,
             "checksum": self.checksum,
         }
@@ -162,7 +192,9 @@ class ClusteringScores:
             ["  completeness", f"{self.completeness:.2f}"],
             [f"accuracy, clusters matched (K = {self.clusters})", f"{self.accuracy:.2f}"],
         ]
-        return [f"clustering, {self.titles} titles", "value"], rows
+        if self.map is not None and self.silhouette is not None:
+            rows.append([f"silhouette of the labels ({len(self.map.points)} texts)", f"{self.silhouette:.3f}"])
+        return [f"{self.name}, {self.titles} texts", "value"], rows
 
 
 def load_stackoverflow(data_dir: str | Path) -> tuple[list[str], np.ndarray]:
@@ -220,18 +252,25 @@ def cluster_titles(
     progress: bool = False,
 ) -> ClusteringScores:
     """Score titles and labels of ``load_stackoverflow`` as :func:`clustering_suite` does."""
-    options = options or ClusteringOptions()
-    state = hashlib.sha256()
-    for title, label in zip(titles, labels, strict=True):
-        state.update(f"{title}\t{label}\n".encode())
-    embeddings_NH = embed(encoder, titles, progress)
+    return cluster_texts(encoder, LabelledTexts("StackOverflow", tuple(titles), labels, LABELS), options, progress)
+
+
+def cluster_texts(
+    encoder: Encoder, texts: LabelledTexts, options: ClusteringOptions | None = None, progress: bool = False
+) -> ClusteringScores:
+    """Cluster labelled texts by their embeddings, rows normalised.
+
+    Raises:
+        ValueError: what ``embed`` and :func:`score_clusters` raise.
+    """
     return score_clusters(
-        embeddings_NH,
-        labels,
-        options,
-        names=LABELS,
+        embed(encoder, list(texts.texts), progress),
+        texts.labels,
+        options or ClusteringOptions(),
+        names=texts.names,
         truncated=getattr(encoder, "truncated", None),
-        checksum=state.hexdigest(),
+        checksum=texts.checksum(),
+        name=texts.name,
     )
 
 
@@ -242,12 +281,16 @@ def score_clusters(
     names: tuple[str, ...] = LABELS,
     truncated: int | None = None,
     checksum: str = "",
+    name: str = "StackOverflow",
 ) -> ClusteringScores:
     """Cluster any embeddings with labels and score the clusters.
 
     Arguments:
         embeddings: (N, H).
         labels: (N,) places in ``names``.
+
+    Raises:
+        ValueError: more clusters than rows.
     """
     from sklearn.metrics import homogeneity_completeness_v_measure
 
@@ -265,9 +308,11 @@ def score_clusters(
         homogeneity=100 * float(homogeneity),
         completeness=100 * float(completeness),
         accuracy=100 * matched_accuracy(labels, found_N),
+        silhouette=_silhouette(unit_NH, labels, options) if options.points else None,
         map=topic_map(unit_NH, labels, options, names) if options.points else None,
         truncated=truncated,
         checksum=checksum,
+        name=name,
     )
 
 
@@ -280,10 +325,28 @@ def topic_map(
         embeddings: (N, H), rows of length 1.
         labels: (N,) places in ``names``.
     """
-    drawn = np.sort(np.random.default_rng(options.seed).permutation(len(labels))[: options.points])
+    drawn = _drawn(len(labels), options)
     clusters = kmeans(embeddings[drawn], options.point_clusters, options.restarts, options.seed)
     points = tsne(embeddings[drawn], options.perplexity, options.seed)
     return TopicMap(points, labels[drawn], clusters, tuple(names))
+
+
+def _drawn(rows: int, options: ClusteringOptions) -> np.ndarray:
+    """Draw the rows of the map, ascending."""
+    return np.sort(np.random.default_rng(options.seed).permutation(rows)[: options.points])
+
+
+def _silhouette(unit: np.ndarray, labels: np.ndarray, options: ClusteringOptions) -> float | None:
+    """Return the mean silhouette (Rousseeuw 1987) of the labels over the map's rows, None for one label or as many as
+    rows."""
+    from sklearn.metrics import silhouette_score
+    from threadpoolctl import threadpool_limits
+
+    drawn = _drawn(len(labels), options)
+    if not 2 <= len(np.unique(labels[drawn])) < len(drawn):
+        return None
+    with threadpool_limits(1):
+        return float(silhouette_score(unit[drawn], labels[drawn], metric="cosine"))
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:

@@ -87,7 +87,7 @@ def alignment_uniformity(
 
 
 @drawing
-def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int = 3) -> "Figure":
+def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int = 3, legend: bool = False) -> "Figure":
     """Draw t-SNE maps side by side, coloured by cluster (InforMin-CL, Fig. 2; MSSE, Fig. 4) or by label.
 
     Each group has a colour and a marker; a label has the same ones on every map. A label's name is written where most
@@ -96,9 +96,16 @@ def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int 
     Arguments:
         maps: model to its map.
         by: ``clusters`` or ``labels``.
+        legend: explain the labels in a legend instead of names on the maps.
+
+    Raises:
+        ValueError: another ``by``; more labels than colours and markers can tell apart.
     """
     if by not in ("clusters", "labels"):
         raise ValueError(f"by must be 'clusters' or 'labels', got {by!r}")
+    most, labels = len(COLOURS) * len(MARKERS), max(len(map_.names) for map_ in maps.values())
+    if by == "labels" and labels > most:
+        raise ValueError(f"labels must be at most {most} to have a colour and a marker each, got {labels}")
     figure, axes = panels(len(maps), columns, 3.3, 3.2)
     for axis, (model, map_) in zip(axes, maps.items(), strict=True):
         groups = map_.clusters if by == "clusters" else map_.labels
@@ -106,12 +113,16 @@ def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int 
         for place, group in enumerate(order):
             colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
             xs, ys = map_.points[groups == group].T
-            axis.scatter(xs, ys, s=9, c=colour, marker=marker, linewidths=0, alpha=0.75)
+            name = map_.names[group] if by == "labels" else f"cluster {group}"
+            axis.scatter(xs, ys, s=9, c=colour, marker=marker, linewidths=0, alpha=0.75, label=name)
         axis.set(xticks=[], yticks=[])
         for side in ("top", "right"):
             axis.spines[side].set_visible(True)
         axis.set_title(model)
-    if by == "labels":
+    if by == "labels" and legend:
+        handles, names = axes[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), markerscale=2)
+    elif by == "labels":
         for axis, map_ in zip(axes, maps.values(), strict=True):
             name_groups(axis, map_.points, map_.labels, map_.names)
     return figure

@@ -244,13 +244,14 @@ def load_mteb_task(name: str, data_dir: str | Path | None = None) -> Any:
     """Load a task of mteb with its data.
 
     Arguments:
-        name: mteb's name, such as ``STS12`` or ``TwentyNewsgroupsClustering.v2``.
+        name: mteb's name, such as ``STS12`` or ``TwentyNewsgroupsClustering.v2``. ``NAME/SUBSET`` loads one subset
+            and the test split alone, such as ``MassiveIntentClassification/en``.
         data_dir: folder; its ``banking77/`` is used for ``Banking77Classification``, its ``scifact/`` for
             ``SciFact``. Other data come from the Hub.
 
     Raises:
         ImportError: mteb is missing.
-        ValueError: mteb has no such task.
+        ValueError: mteb has no such task, or the task no such subset.
         OSError: the Hub cannot be reached, or lacks the data.
     """
     mteb = _mteb()
@@ -261,17 +262,29 @@ def load_mteb_task(name: str, data_dir: str | Path | None = None) -> Any:
         collection = load_beir(folder / "scifact")
         assert isinstance(collection, Collection)
         return mteb_retrieval_task(collection)
+    name, _, subset = name.partition("/")
     with _own_random_state():
         try:
             task = mteb.get_task(name)
         except KeyError:
             raise ValueError(f"mteb has no task {name!r}") from None
+        if subset:
+            task = _subset(task, subset)
         try:
             task.load_data()
         except Exception as error:  # mteb, datasets and the Hub's client have many
             reason = " ".join(str(error).split())[:200]
             raise OSError(f"mteb cannot load {name}: {reason or type(error).__name__}") from error
     return task
+
+
+def _subset(task: Any, subset: str) -> Any:
+    """Restrict a task to one of its subsets, and to its test split."""
+    if subset not in task.hf_subsets:
+        name = task.metadata.name
+        raise ValueError(f"the subset of mteb's {name} must be one of {list(task.hf_subsets)}, got {subset!r}")
+    task.filter_eval_splits(eval_splits=["test"])
+    return task.filter_languages(None, None, hf_subsets=[subset])
 
 
 @dataclass(frozen=True)

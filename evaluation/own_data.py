@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from csekit.encoding.encoder import Encoder
+from csekit.evaluation.clustering import LabelledTexts
 from csekit.evaluation.pairs import Pairs, digest, header, normal, read_columns
 from csekit.evaluation.sts import EmbeddedPairs, score_pairs
 from csekit.evaluation.transfer_data import Split, TransferTask
@@ -107,3 +108,51 @@ def _labelled(path: Path) -> list[tuple[Sequence[str], str, str]]:
     if not rows:
         raise ValueError(f"{path}: must hold labelled rows, the file has a header only")
     return [(tuple(normal(row[name]) for name in names), row["label"].strip(), where) for where, row in rows]
+
+
+def load_labelled(path: str | Path, text: str = "text", label: str = "label") -> LabelledTexts:
+    """Load labelled texts from one TSV, CSV or parquet file, for ``cluster_texts``.
+
+    Arguments:
+        text, label: names of the columns. Labels are strings or whole numbers.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: names file, row and field: what ``read_columns`` raises, or fewer than two labels.
+    """
+    path = Path(path)
+    if path.suffix == ".parquet":
+        rows = _parquet_rows(path, text, label)
+    else:
+        found = read_columns(path, {"text": text, "label": label})
+        rows = [(normal(row["text"]), row["label"].strip()) for _, row in found]
+    names = tuple(sorted({label for _, label in rows}))
+    if len(names) < 2:
+        raise ValueError(f"{path}, field label ({label!r}): must hold at least two labels, got {len(names)}")
+    places = {name: place for place, name in enumerate(names)}
+    labels = np.array([places[name] for _, name in rows], dtype=np.int64)
+    return LabelledTexts(path.stem, tuple(words for words, _ in rows), labels, names)
+
+
+def _parquet_rows(path: Path, text: str, label: str) -> list[tuple[str, str]]:
+    """Read (text, label) of each row of a parquet file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        columns = pyarrow.parquet.read_schema(path).names
+        for field, name in (("text", text), ("label", label)):
+            if name not in columns:
+                raise ValueError(f"{path}: {field} must be one of the columns {columns}, got {name!r}")
+        table = pyarrow.parquet.read_table(path, columns=[text, label]).to_pydict()
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path}: not readable as parquet ({error})") from None
+    rows = []
+    for number, (words, name) in enumerate(zip(table[text], table[label], strict=True), 1):
+        for field, value, kinds in (("text", words, (str,)), ("label", name, (str, int))):
+            if not isinstance(value, kinds) or not str(value).strip():
+                raise ValueError(f"{path}, row {number}, field {field}: must not be empty, got {value!r}")
+        rows.append((normal(words), str(name).strip()))
+    return rows

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 Drawings = Mapping[str, "Callable[[Path], Figure]"]
 
 
-#: Folder of ``csekit geometry``'s files below the results folder.
+#: Folders of ``csekit geometry``'s files below the results folder: of STS-B and the titles, of a labelled file.
 GEOMETRY = Path("evaluation", "geometry")
+LABELLED = Path("evaluation", "labelled")
 
 
 class NoResults(FileNotFoundError):
@@ -102,13 +103,39 @@ def alignment_uniformity(results_dir: Path) -> "Figure":
     return figures.alignment_uniformity(points, f"{source}, Spearman × 100", source)
 
 
-def _maps(results_dir: Path) -> dict[str, TopicMap]:
+def labelled_maps(results_dir: Path, by: str) -> "Figure":
+    """Draw the maps of the files of ``csekit geometry --labelled``, lowest V-measure first.
+
+    Raises:
+        NoResults: there are none.
+        ValueError: they are of several labelled files.
+    """
+    folder = Path(results_dir) / LABELLED
+    contents = [read_results(path) for path in sorted(folder.glob("*.json"))]
+    if not contents:
+        raise NoResults(f"{folder}: holds no results (run csekit geometry --labelled FILE first)")
+    sets = sorted({content["clustering"]["set"] for content in contents})
+    if len(sets) > 1:
+        raise ValueError(f"{folder} must hold results of one labelled file, got {' and '.join(sets)}")
+    maps = _titled_maps(sorted(contents, key=lambda content: float(content["clustering"]["v_measure"])))
+    if not maps:
+        raise NoResults(f"{folder}: no results with a map (run csekit geometry --labelled FILE with --points above 0)")
+    return figures.topic_maps(maps, by, legend=True)
+
+
+def _titled_maps(contents: Iterable[Mapping[str, Any]]) -> dict[str, TopicMap]:
+    """Return the map of each results file that has one, by title and V-measure."""
     maps = {}
-    for content in geometry_files(results_dir).values():
+    for content in contents:
         clustering = content.get("clustering") or {}
         if "map" in clustering:
             title = f"{content['title']}: V-measure {clustering['v_measure']:.1f}"
             maps[title] = TopicMap.from_dict(clustering["map"])
+    return maps
+
+
+def _maps(results_dir: Path) -> dict[str, TopicMap]:
+    maps = _titled_maps(geometry_files(results_dir).values())
     if not maps:
         raise NoResults(f"{results_dir / GEOMETRY}: no results with a map (run csekit geometry with --clustering)")
     return maps
@@ -120,4 +147,6 @@ GEOMETRY_PICTURES: Drawings = {
     "alignment-uniformity": alignment_uniformity,
     "tsne-clusters": lambda folder: figures.topic_maps(_maps(folder), "clusters"),
     "tsne-labels": lambda folder: figures.topic_maps(_maps(folder), "labels"),
+    "labelled-clusters": lambda folder: labelled_maps(folder, "clusters"),
+    "labelled-labels": lambda folder: labelled_maps(folder, "labels"),
 }

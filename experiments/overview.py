@@ -79,7 +79,10 @@ def scores(summary: Mapping[str, Any]) -> str:
     for name, experiment in summary["experiments"].items():
         for trial, dev in experiment.get("trials", {}).items():
             rows.append((f"{name}/{trial}", "1", "-" if dev is None else f"{dev:.2f}", "-", ""))
-        if "trials" in experiment:
+        for label, average in experiment.get("transfer", {}).items():
+            known = "-" if average is None else f"transfer {average:.2f}"
+            rows.append((f"{name}: {label}", "1", "-", known, ""))
+        if "trials" in experiment or "transfer" in experiment:
             continue
         p = experiment.get("p_value")
         seeds = len(experiment.get("finished_seeds", []))

@@ -1,6 +1,6 @@
 """A plan of measurements: which runs, in which order, with which arguments, and how long they will take.
 
-A plan is a YAML file (or a dict of the same form). Its experiments are of three kinds:
+A plan is a YAML file (or a dict of the same form). Its experiments are of four kinds:
 
 - *selected*: ``grid`` is searched with ``grid_steps`` steps on the first seed, scored on the dev set only; the best
   configuration is then run once per seed and scored on the test sets. A grid holds lists of values, all combined, or
@@ -8,6 +8,8 @@ A plan is a YAML file (or a dict of the same form). Its experiments are of three
 - *listed*: ``trials`` names single runs by their arguments; first seed, dev set only.
 - *command*: ``command`` is the argument list of one Python process which writes ``{output_dir}/results.json`` itself,
   for baselines that need no training, and for what later runs start from; ``run_name`` names its folder.
+- *scored*: ``scores`` lists earlier experiments without a grid, or single trials of them. ``command`` runs once for
+  each of their trials, with the trial's folder for ``{scored}``: the same encoders on further sets.
 
 An experiment with ``measured_in: PLAN`` is not run here: its records are those of that plan, which must have been made
 with the same arguments.
@@ -33,8 +35,8 @@ import yaml  # type: ignore[import-untyped]
 from experiments.trial import Arguments, PlanError, Trial, as_words
 
 _EXPERIMENT_KEYS = {"title", "script", "arguments", "grid", "grid_steps", "final_arguments", "seeds", "trials"}
-_EXPERIMENT_KEYS |= {"command", "run_name", "measured_in", "seconds_per_step", "seconds_per_trial"}
-_PLAN_KEYS = _EXPERIMENT_KEYS - {"title", "trials", "command", "run_name", "measured_in"}
+_EXPERIMENT_KEYS |= {"command", "run_name", "scores", "measured_in", "seconds_per_step", "seconds_per_trial"}
+_PLAN_KEYS = _EXPERIMENT_KEYS - {"title", "trials", "command", "run_name", "scores", "measured_in"}
 _PLAN_KEYS |= {"name", "makes", "device", "baseline", "margins", "max_minutes", "experiments", "tables"}
 #: Arguments that the runner sets.
 _OWN = ("seed", "do_predict", "output_dir", "resume_from_checkpoint")
@@ -56,16 +58,30 @@ class Experiment:
     trials: dict[str, Arguments]
     command: tuple[str, ...]
     run_name: str
+    scores: dict[str, str]  # name of a trial to the label of the trial that it scores
     measured_in: str | None
     seconds_per_step: float | None
     seconds_per_trial: float
 
     @property
     def kind(self) -> str:
-        return "command" if self.command else "listed" if self.trials else "selected"
+        if self.command:
+            return "scored" if self.scores else "command"
+        return "listed" if self.trials else "selected"
 
     def first_trials(self) -> list[Trial]:
         """Return the trials that depend on no result: grid points, listed runs, or the seeds without a grid."""
+        if self.scores:
+            return [
+                Trial(
+                    self.name,
+                    name,
+                    "command",
+                    {},
+                    tuple(word.replace("{scored}", f"{{folder:{label}}}") for word in self.command),
+                )
+                for name, label in self.scores.items()
+            ]
         if self.command:
             return [Trial(self.name, self.run_name, "command", {}, self.command)]
         dev_only: Arguments = {"seed": self.seeds[0], "do_predict": False}
@@ -149,7 +165,9 @@ class Plan:
         _check_name("name", raw["name"])
         if not raw.get("experiments"):
             raise PlanError("experiments must name at least one experiment, got none")
-        experiments = {name: _experiment(name, own or {}, raw, overrides) for name, own in raw["experiments"].items()}
+        experiments: dict[str, Experiment] = {}
+        for name, own in raw["experiments"].items():
+            experiments[name] = _experiment(name, own or {}, raw, overrides, experiments)
         baseline = raw.get("baseline")
         if baseline is not None and baseline not in experiments:
             raise PlanError(f"baseline must be one of {sorted(experiments)}, got {baseline!r}")
@@ -164,11 +182,8 @@ class Plan:
             if name not in experiments:
                 raise PlanError(f"margins must name experiments of {sorted(experiments)}, got {name!r}")
         _check_folders(plan)
-        known = {trial.label for trial in plan.trials()}
         for table, spec in plan.tables.items():
-            for row in [*spec.get("rows", []), *spec.get("curves", [])]:
-                if row["trial"] not in known:
-                    raise PlanError(f"tables.{table}: {row['trial']!r} is no trial of this plan")
+            _check_table(f"tables.{table}", spec, plan)
         return plan
 
     def trial(self, label: str) -> Trial:
@@ -206,7 +221,11 @@ def parse_options(words: Sequence[str]) -> Arguments:
 
 
 def _experiment(
-    name: str, own: Mapping[str, Any], plan: Mapping[str, Any], overrides: Mapping[str, Any]
+    name: str,
+    own: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    earlier: Mapping[str, Experiment],
 ) -> Experiment:
     _check_name("experiments", name)
     _check_keys(f"experiments.{name}", own, _EXPERIMENT_KEYS)
@@ -254,10 +273,44 @@ def _experiment(
         trials={trial: dict(given or {}) for trial, given in (own.get("trials") or {}).items()},
         command=tuple(str(word) for word in own.get("command") or ()),
         run_name=own.get("run_name", "run"),
+        scores=_scored(name, own, earlier),
         measured_in=own.get("measured_in"),
         seconds_per_step=pick("seconds_per_step", None),
         seconds_per_trial=float(pick("seconds_per_trial", 0.0)),
     )
+
+
+def _scored(name: str, own: Mapping[str, Any], earlier: Mapping[str, Experiment]) -> dict[str, str]:
+    """Return the labels of the trials that an experiment scores, by the name of the trial that scores each."""
+    where = f"experiments.{name}.scores"
+    if "scores" not in own:
+        return {}
+    if "{scored}" not in (own.get("command") or ()):
+        raise PlanError(f"{where}: command must hold the word {{scored}}, got {own.get('command')!r}")
+    known = _independent(earlier.values())
+    labels: list[str] = []
+    for given in own["scores"] or ():
+        found = [label for label in known if given in (label, label.partition("/")[0])]
+        if not found:
+            raise PlanError(f"{where} must name earlier experiments without a grid, or their trials, got {given!r}")
+        labels += found
+    found_names = {label.replace("/", "."): label for label in labels}
+    if not labels or len(found_names) < len(labels):
+        raise PlanError(f"{where} must name each trial once, got {own['scores']!r}")
+    return found_names
+
+
+def _check_table(where: str, spec: Mapping[str, Any], plan: Plan) -> None:
+    """Check an ablation table. A row names a trial, or an experiment for the average of its test sets."""
+    known = {trial.label for trial in plan.trials()}
+    known |= {name for name, each in plan.experiments.items() if each.kind == "selected"}
+    for row in [*spec.get("rows", []), *spec.get("curves", [])]:
+        if row["trial"] not in known:
+            raise PlanError(f"{where}: {row['trial']!r} is no trial of this plan")
+    scores = (spec.get("second") or {}).get("scores")
+    allowed = [name for name, each in plan.experiments.items() if each.kind == "scored"]
+    if scores is not None and scores not in allowed:
+        raise PlanError(f"{where}.second.scores must be an experiment with scores, one of {allowed}, got {scores!r}")
 
 
 def _independent(experiments: Iterable[Experiment]) -> dict[str, Trial]:

@@ -3,6 +3,7 @@
     python -m experiments.run_seeds PLAN.yaml --output_dir runs/equal-terms --dry_run     # what would run, in minutes
     python -m experiments.run_seeds PLAN.yaml --output_dir runs/equal-terms               # again after a kill: goes on
     python -m experiments.run_seeds PLAN.yaml --output_dir runs/full --name full -- --max_steps -1 --learning_rate 7e-6
+    python -m experiments.run_seeds PLAN.yaml --output_dir runs/equal-terms --summarise   # the plan's tables changed
     python -m experiments.run_seeds --script examples/run_unsup.py --output_dir runs/lr --seeds 42 43 44 \
         --grid learning_rate=3e-5,1e-4 --grid_steps 300 -- --method simcse --train_file sentences.txt
 
@@ -47,6 +48,7 @@ def read_arguments(argv: list[str]) -> tuple[argparse.Namespace, Plan]:
         "--results_dir", type=Path, default=Path("experiments/results"), help="records and summary.json"
     )
     parser.add_argument("--dry_run", action="store_true", help="print the matrix of runs and their commands, and stop")
+    parser.add_argument("--summarise", action="store_true", help="renew summary.json from the records, and stop")
     parser.add_argument("--max_minutes", type=float, help="refuse a longer estimate (default: the plan's)")
     parser.add_argument("--keep_checkpoints", action="store_true", help="also of finished grid and listed trials")
     parser.add_argument("--engine", choices=["local", "ray"], default="local", help="ray: several trials at once")
@@ -82,6 +84,9 @@ def main(argv: list[str]) -> int:
     try:
         args, plan = read_arguments(argv)
         records = TrialRecords(plan, args.output_dir, args.results_dir)
+        if args.summarise:
+            print(scores(summarise(records, bootstrap_averages)), flush=True)
+            return 0
         clock = measured_clock(records)
         table, minutes = matrix(records, clock)
         print(table, flush=True)

@@ -47,6 +47,12 @@ def test_scores(result: Mapping[str, Any]) -> dict[str, float]:
     return {**scores, "Avg": float(test["avg"])} if test.get("avg") is not None else scores
 
 
+def transfer_average(result: Mapping[str, Any] | None) -> float | None:
+    """Return the mean accuracy of the seven transfer tasks, ×100, None where they were not scored."""
+    average = ((result or {}).get("transfer") or {}).get("avg")
+    return None if average is None else float(average)
+
+
 def spread(values: Sequence[float]) -> dict[str, float | int | None]:
     """Return mean and sample standard deviation (n − 1); no deviation for one value."""
     std = statistics.stdev(values) if len(values) > 1 else None
@@ -104,6 +110,12 @@ def _summary(experiment: Experiment, records: TrialRecords) -> dict[str, Any]:
         summary["grid"] = {trial.name: dev_score(result) for trial, result in grid}
         chosen = select(experiment, records)
         summary["selected"] = chosen[1] if chosen else None
+    if experiment.kind == "scored":
+        scored = {
+            label: _result(records, trial) for label, trial in zip(experiment.scores.values(), first, strict=True)
+        }
+        summary["finished"] = [label for label, result in scored.items() if result is not None]
+        summary["transfer"] = {label: transfer_average(result) for label, result in scored.items()}
     if experiment.kind == "listed":
         summary["trials"] = {trial.name: dev_score(_result(records, trial)) for trial in first}
     every = {trial.label: trial for trial in first + final}.values()

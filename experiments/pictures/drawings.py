@@ -47,7 +47,7 @@ def pictures(results_dir: Path) -> dict[str, "Callable[[Path], Figure]"]:
         "few-shot": few_shot,
     }
     for path in sorted(results_dir.glob("*/summary.json")):
-        if any("rows" in table for table in _json(path).get("tables", {}).values()):
+        if any(_of_trials(table) for table in _json(path).get("tables", {}).values()):
             known[path.parent.name] = lambda folder, plan=path.parent.name: ablations(folder, plan)  # type: ignore[misc]
     return known
 
@@ -131,7 +131,7 @@ def ablations(results_dir: Path, plan: str) -> "Figure":
     summary = _summary(results_dir, plan)
     tables = []
     for spec in summary["tables"].values():
-        if "rows" not in spec:
+        if not _of_trials(spec):
             continue
         ours = [_trial_score(summary, row["trial"]) for row in spec["rows"]]
         named = [i for i, row in enumerate(spec["rows"]) if row["trial"].endswith("/reference")]
@@ -143,6 +143,11 @@ def ablations(results_dir: Path, plan: str) -> "Figure":
     if not tables:
         raise NoResults(f"{results_dir / plan}: no ablation has a score for its reference row yet")
     return figures.ablation_bars(tables)
+
+
+def _of_trials(table: Mapping[str, Any]) -> bool:
+    """Tell whether a table's rows are single trials: not curves, and not experiments with their test sets."""
+    return any("/" in row["trial"] for row in table.get("rows", ()))
 
 
 def _trial_score(summary: Mapping[str, Any], label: str) -> float | None:

@@ -97,6 +97,32 @@ def peers_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[s
     return caption, ["", "ms a step", "time"], body
 
 
+def gaps_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Return caption, head and rows: the time of an optimiser step with a gap diagnostic and without it.
+
+    Arguments:
+        results: content of ``experiments/results/costs/gaps-NAME.json``.
+    """
+    run, rows = results["run"], {row["name"]: row for row in results["methods"]}
+    body = [
+        [
+            row["title"],
+            f"{1000 * rows[row['against']]['seconds']:.0f}",
+            f"{1000 * row['seconds']:.0f}",
+            f"{row['time_ratio']:.3f} ×",
+        ]
+        for row in rows.values()
+        if row["against"] == f"{row['name']}-without"
+    ]
+    where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
+    caption = (
+        f"An optimiser step with a gap diagnostic and without it, over {run['batch_size']} sentences of at most "
+        f"{run['max_seq_length']} tokens of {run['corpus']}, backbone {run['backbone']}, {run['precision']}, {where}: "
+        f"median of {run['repetitions']} steps, taken in turn; ratios: median within the turns."
+    )
+    return caption, ["", "without, ms", "with, ms", "time"], body
+
+
 def roofline_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     """Return caption, head and rows: the share of a step that its matrix products alone take.
 

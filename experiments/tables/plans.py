@@ -48,6 +48,8 @@ def _state(plan: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
 
 
 def _has_results(experiment: Mapping[str, Any]) -> bool:
+    if experiment.get("kind") == "scored":
+        return len(experiment["finished"]) == len(experiment["transfer"])
     if "trials" in experiment:
         return all(score is not None for score in experiment["trials"].values())
     return bool(experiment.get("finished_seeds"))

@@ -9,7 +9,7 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 (``informin-ablations/lambda``), ``selection`` (see ``experiments.tables.selection``), ``plans`` (see
 ``experiments.tables.plans``), ``FOLDER/FILE`` for the file of
 a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
-``encode-memory``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see
+``encode-memory``, ``costs/gaps-…``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see
 ``experiments.tables.costs``; a ``costs`` table includes the backbone's ``parameters`` if measured; ``speed``: see
 ``experiments.tables.retrieval``),
 ``frontdoor/beside``, ``frontdoor/methods`` and ``frontdoor/averages`` for the README (see
@@ -26,6 +26,16 @@ stands in the plan's ``tables``::
       rows:
         - {label: "0.04", trial: weight/lambda-0.04, paper: 76.09}
 
+A row's ``trial`` is a single run, of which STS-B dev is shown, or an experiment, of which Avg of the test sets is
+shown. A second column of the paper, its average of the transfer tasks, stands in ``second``::
+
+      second:
+        column: Avg. transfer
+        scores: transfer                        # the experiment that scored the rows' encoders, if there is one
+        ours: accuracy × 100, mean of the seven tasks, dev folds
+      rows:
+        - {label: "0.04", trial: weight/lambda-0.04, paper: 76.09, second: 85.20}
+
 With ``curves`` instead of ``rows``, a list of ``label`` and ``trial``, it is a table over the steps of
 pre-training runs (see ``experiments.tables.curves``). Without ``source`` there is no column for the paper.
 """
@@ -33,6 +43,7 @@ pre-training runs (see ``experiments.tables.curves``). Without ``source`` there 
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -46,6 +57,7 @@ from experiments.tables.costs import (
     costs_table,
     encode_memory_table,
     encoding_table,
+    gaps_table,
     memory_table,
     parameters_table,
     peers_table,
@@ -69,6 +81,7 @@ _HEAD = re.compile(r"<!-- table:")
 _BENCHMARKS = {
     "parameters": ("parameters.py", parameters_table),
     "costs": ("train_step.py", costs_table),
+    "costs/gaps": ("train_step.py --rows benchmarks/gaps.yaml", gaps_table),
     "peers": ("train_step.py --rows benchmarks/peers.yaml", peers_table),
     "roofline": ("roofline.py", roofline_table),
     "speed": ("evaluation.py", speed_table),
@@ -144,32 +157,74 @@ def margin_table(summary: Mapping[str, Any]) -> str:
 
 
 def ablation_table(summary: Mapping[str, Any], name: str) -> str:
-    """Return our dev score beside the paper's number, row by row."""
+    """Return our score beside the paper's number, row by row: of each trial STS-B dev, of an experiment Avg of the
+    test sets. With ``second`` the paper's second column follows, and our own where it was measured.
+
+    Raises:
+        TableError: no such table, or one that mixes rows of trials and of experiments.
+    """
     spec = summary["tables"].get(name)
     if spec is None:
         raise TableError(f"plan {summary['plan']} has the tables {sorted(summary['tables'])}, got {name!r}")
-    used = {row["trial"].partition("/")[0]: None for row in spec["rows"]}
+    whole = {"/" not in row["trial"] for row in spec["rows"]}
+    if len(whole) > 1:
+        raise TableError(f"tables.{name}: every row must name a trial, or every row an experiment, got both")
+    ours = "Avg of the test sets" if whole == {True} else "STS-B dev"
+    second = spec.get("second")
+    head = [spec["column"], f"ours, {ours}", *([f"paper, {spec['paper_column']}"] if "source" in spec else [])]
+    head += [f"ours, {second['column']}", f"paper, {second['column']}"] if second else []
     body = []
     for row in spec["rows"]:
-        experiment, _, trial = row["trial"].partition("/")
-        measured = summary["experiments"][experiment]
-        dev = (measured.get("trials") or measured.get("grid") or {}).get(trial)
-        body.append([str(row["label"]), _number(dev), *([_number(row.get("paper"))] if "source" in spec else [])])
+        cells = [str(row["label"]), _spread(_row_score(summary, row["trial"]))]
+        cells += [_number(row.get("paper"))] if "source" in spec else []
+        if second:
+            cells += [_number(_second_score(summary, second, row["trial"])), _number(row.get("second"))]
+        body.append(cells)
+    return "\n".join([_ablation_caption(summary, spec, ours), "", *_markdown(head, body)])
+
+
+def _ablation_caption(summary: Mapping[str, Any], spec: Mapping[str, Any], ours: str) -> str:
+    """Say what the columns are. Our second column is explained where one of its numbers was measured."""
+    used = {row["trial"].partition("/")[0]: None for row in spec["rows"]}
     experiments = [summary["experiments"][experiment] for experiment in used]
-    seeds = sorted({experiment["seeds"][0] for experiment in experiments})
-    caption = (
-        f"{spec['title']}. Ours: STS-B dev, Spearman × 100, {_origin(experiments)}; one seed "
-        f"({', '.join(map(str, seeds))}), so small differences say nothing."
-    )
-    head = [spec["column"], "ours, STS-B dev"]
+    seeds = sorted({seed for each in experiments for seed in each["seeds"][: 1 if ours == "STS-B dev" else None]})
+    named = ", ".join(map(str, seeds))
+    count = f"one seed ({named}), so small differences say nothing"
+    if len(seeds) > 1:
+        count = f"mean ± standard deviation over the seeds {named}"
+    caption = f"{spec['title']}. Ours: {ours}, Spearman × 100, {_origin(experiments)}; {count}."
+    second = spec.get("second")
+    if second:
+        measured = any(_second_score(summary, second, row["trial"]) is not None for row in spec["rows"])
+        caption += f" {second['column']}: {second['ours'] if measured else 'ours was not measured'}."
     if "source" in spec:
-        head.append(f"paper, {spec['paper_column']}")
-        differ = "models and corpora" if "STS-B dev" in spec["paper_column"] else "models, corpora and test sets"
+        same = ("STS-B dev" if ours == "STS-B dev" else "test sets") in spec["paper_column"]
+        differ = "models and corpora" if same else "models, corpora and test sets"
+        sides = "Ours and the paper's are" if second else "The two columns are"
         caption += (
-            f" Paper: {spec['source']}; {spec['paper_column']}. The two columns are different {differ}: compare their "
-            "order."
+            f" Paper: {spec['source']}; {spec['paper_column']}. {sides} different {differ}: compare their order."
         )
-    return "\n".join([caption, "", *_markdown(head, body)])
+    return caption
+
+
+def _row_score(summary: Mapping[str, Any], label: str) -> Mapping[str, Any] | None:
+    """Return the score of a table's row as ``_spread`` takes it; a single run has no deviation."""
+    experiment, _, trial = label.partition("/")
+    measured = summary["experiments"][experiment]
+    if not trial:
+        average: Mapping[str, Any] | None = (measured.get("test") or {}).get("Avg")
+        return average
+    dev = (measured.get("trials") or measured.get("grid") or {}).get(trial)
+    return None if dev is None else {"mean": dev}
+
+
+def _second_score(summary: Mapping[str, Any], second: Mapping[str, Any], label: str) -> float | None:
+    """Return the transfer average of a row's trial, or the mean over those of its experiment."""
+    if "scores" not in second:
+        return None
+    known = summary["experiments"][second["scores"]]["transfer"]
+    found = [value for trial, value in known.items() if trial == label or trial.startswith(f"{label}/")]
+    return None if not found or None in found else statistics.fmean(found)
 
 
 def render(name: str, results_dir: Path) -> str:
@@ -197,7 +252,8 @@ def render(name: str, results_dir: Path) -> str:
             raise TableError(
                 f"table:{name}: {error} (run csekit eval --output {results_dir / plan}/NAME.json)"
             ) from None
-    kind = f"{plan}/{table.partition('-')[0]}" if plan == "benchmarks" else plan
+    kind = f"{plan}/{table.partition('-')[0]}"
+    kind = kind if kind in _BENCHMARKS else plan
     if kind in _BENCHMARKS:
         script, make = _BENCHMARKS[kind]
         path = results_dir / plan / f"{table}.json"
@@ -303,7 +359,10 @@ def _spread(value: Mapping[str, Any] | None, sign: bool = False) -> str:
     return _number(value["mean"], sign) + (f" ± {value['std']:.2f}" if value.get("std") is not None else "")
 
 
-def _number(value: float | None, sign: bool = False) -> str:
+def _number(value: float | str | None, sign: bool = False) -> str:
+    """Format a number; a paper's ``75.81 ± 0.41`` is text and stays as it is."""
+    if isinstance(value, str):
+        return value
     return "–" if value is None else f"{value:{'+' if sign else ''}.2f}"
 
 

@@ -147,3 +147,9 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def new_bench() -> type[Bench]:
+    """The class, for fixtures that several tests share."""
+    return Bench

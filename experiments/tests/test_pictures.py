@@ -87,7 +87,9 @@ def test_pictures_come_from_results_files(results: Path, tmp_path: Path, monkeyp
     written, missing = pictures.draw(results, tmp_path / "out")
     names = {"scores", "cosine-by-rating", "alignment-uniformity", "tsne-clusters", "tsne-labels", "task-differences"}
     assert {path.stem for path in written} == names | {"equal-terms"}
-    assert missing.keys() == {"training-traces", "few-shot"} and "run experiments/run_seeds.py" in missing["few-shot"]
+    assert missing.keys() == {"training-traces", "few-shot", "labelled-clusters", "labelled-labels"}
+    assert "run experiments/run_seeds.py" in missing["few-shot"]
+    assert "run csekit geometry --labelled FILE first" in missing["labelled-labels"]
     assert all(path.stat().st_size < 300_000 for path in written)
 
     scatter = alignment_uniformity(results).axes[0]

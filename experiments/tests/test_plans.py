@@ -1,16 +1,22 @@
 """Plans in experiments/plans: every argument is one that the scripts know, and the minutes are what they say."""
 
+import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from csekit.cli import main as csekit_command
 from csekit.modeling import METHODS
 from csekit.trainers.scripts.pretraining_runs import parse_pretrain_arguments
 from csekit.trainers.scripts.run_arguments import method_fields, parse_run_arguments
 from experiments.clock import Clock
 from experiments.plan import Plan
+from experiments.run_seeds import main
 from experiments.trial import Trial
 
 CONFIGS = Path(__file__).parents[1] / "plans"
@@ -77,7 +83,7 @@ def test_the_plans_fit_into_their_hours() -> None:
     minutes = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["max_minutes"] for path in PLANS}
     assert minutes["equal-terms"] + minutes["informin-ablations"] <= 180 and minutes["infocse-diffcse"] <= 340
     assert minutes["infocse-ablations"] + minutes["diffcse-ablations"] <= 250
-    assert sum(minutes[name] for name in ("msse", "few-shot", "supervised", "msse-ablations", "combinations")) <= 420
+    assert sum(minutes[name] for name in ("msse", "few-shot", "supervised", "msse-ablations", "combinations")) <= 460
 
 
 def test_equal_terms_are_equal(environment: dict[str, str]) -> None:
@@ -122,12 +128,13 @@ def test_few_shot_runs_are_equal_but_for_method_and_share(environment: dict[str,
         [{key: value for key, value in trial.arguments.items() if key not in own} for trial in each.first_trials()]
         for each in plan.experiments.values()
     ]
-    assert len(shared) == 6
+    assert len(shared) == 10
     assert all(each == shared[0] for each in shared)
     assert len(shared[0]) == 5
     assert {trial.steps for trial in plan.trials()} == {300}
     shares = [(trial.arguments["method"], float(str(trial.arguments["train_fraction"]))) for trial in plan.trials()]
-    assert {share for _, share in shares} == {0.001, 0.01, 0.1} and len(shares) == 30
+    assert {share for _, share in shares} == {0.001, 0.005, 0.01, 0.1, 1.0}
+    assert len(shares) == 50
 
 
 def test_each_combination_stands_beside_its_parts(environment: dict[str, str]) -> None:
@@ -155,7 +162,8 @@ def test_each_combination_stands_beside_its_parts(environment: dict[str, str]) -
 
 #: What the papers' plans take from the environment. The files need not be there.
 FILES = {"WIKI": "wiki1m_for_simcse.txt", "WIKI_NEXT": "next.tsv", "NLI": "nli_for_simcse.csv", "CSEKIT_DATA": "data"}
-FILES |= {"BOOKS_WIKI": "books.txt", "BACK_TRANSLATED": "pairs.csv"}
+FILES |= {"BOOKS_WIKI": "books.txt", "BACK_TRANSLATED": "pairs.csv", "BEIR": "beir", "IMDB": "imdb.parquet"}
+FILES |= {"STSB_LINES": "stsb.txt", "CAPTIONS": "captions.txt"}
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
@@ -163,18 +171,37 @@ def test_every_trial_of_a_papers_plan_is_one_that_the_scripts_can_run(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    for trial in Plan.read(path, FILES).trials():
+    plan = Plan.read(path, FILES)
+    points = [list(each.points()) for each in plan.experiments.values() if each.grid]
+    # the points between the first and the last have the same arguments
+    ends = {f"{name}/{point}" for name in plan.experiments for found in points for point in (found[0], found[-1])}
+    for trial in plan.trials():
+        if trial.kind == "grid" and trial.label not in ends:
+            continue
         words = trial.argv(Path("runs"), resume=False)
         if "run_pretrain" in words[0]:
             run, _ = parse_pretrain_arguments(words[1:])
             run.check()
         elif trial.kind == "command":
-            assert words[2] == "eval"
+            check_command(words)
         else:
             run, args, settings = parse_run_arguments(words[1:])
             run.check()
             assert args.seed == int(str(trial.arguments["seed"]))
             METHODS[run.method].config_class(**settings)  # a value that is not allowed is an error
+
+
+def check_command(words: list[str]) -> None:
+    """Check that a command is one of csekit's or of the benchmarks, with options that it knows, and writes results."""
+    given = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if words[0] == "-c":
+        options = typer.main.get_command(csekit_command).commands[words[2]].params  # type: ignore[attr-defined]
+        known = {name for option in options for name in (*option.opts, *option.secondary_opts)}
+        assert given <= known
+    else:
+        assert words[0] == "benchmarks/parameters.py"
+        assert given == {"--model_type", "--output"}
+    assert words[words.index("--output") + 1].endswith("/results.json")
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
@@ -209,3 +236,48 @@ def test_a_preset_gives_batch_and_epochs_to_the_estimate(tmp_path: Path, monkeyp
     }
     assert (trials["bert-base/seed=42"].batch, trials["bert-base/seed=42"].steps) == (128, 10)
     assert (trials["batch-64/seed=42"].batch, trials["batch-64/seed=42"].steps) == (64, 20)
+
+
+@pytest.mark.parametrize(
+    "path", [*PLANS, *PAPERS], ids=lambda path: path.relative_to(CONFIGS).with_suffix("").as_posix()
+)
+def test_a_dry_run_prints_every_command_of_a_plan(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    names = {"BACKBONE": "mini", "STAGE1": "stage1", "PARANMT": "paranmt.tsv", **FILES}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    assert main([str(path), "--output_dir", str(tmp_path), "--results_dir", str(tmp_path), "--dry_run"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    commands = {line.split()[1].rstrip(":"): after for line, after in pairwise(printed) if line.startswith("# ")}
+    plan = Plan.read(path, names)
+    wanted = own_trials(plan)
+    assert list(commands) == [trial.label for trial in wanted]
+    for trial in wanted:
+        assert commands[trial.label] == shlex.join(["python", *trial.argv(tmp_path, resume=False)])
+
+
+#: Tables and figures of each paper that are drawings, text or settings alone, which no run makes.
+NOT_RUN = {"InfoCSE": {"Fig. 1"}, "DiffCSE": {"Fig. 1"}, "MSSE": {"Fig. 1", "Fig. 2", "Fig. 3"}}
+NOT_RUN["InforMin-CL"] = {"Table 1", "Fig. 1"}
+COUNTS = {"InfoCSE": (12, 1), "DiffCSE": (15, 2), "InforMin-CL": (7, 3), "MSSE": (8, 8)}
+
+
+def made(words: str) -> set[str]:
+    """Return the tables and figures that a plan's ``makes`` names: ``Tables 1, 3 and 6 to 8, Fig. 2``."""
+    found = set()
+    for kind, numbers in re.findall(r"(Table|Fig)s?\.? ([\d, ]+(?:(?:to|and) [\d, ]+)*)", words):
+        name = "Table" if kind == "Table" else "Fig."
+        spread = re.sub(r"(\d+) to (\d+)", lambda m: " ".join(map(str, range(int(m[1]), int(m[2]) + 1))), numbers)
+        found |= {f"{name} {number}" for number in re.findall(r"\d+", spread)}
+    return found
+
+
+@pytest.mark.parametrize("paper", COUNTS)
+def test_the_papers_plans_make_every_table_and_figure(paper: str) -> None:
+    makes = [yaml.safe_load(path.read_text(encoding="utf-8"))["makes"] for path in PAPERS]
+    found = set().union(*(made(words) for words in makes if words.startswith(paper)))
+    tables, figures = COUNTS[paper]
+    everything = {f"Table {i + 1}" for i in range(tables)} | {f"Fig. {i + 1}" for i in range(figures)}
+    assert found == everything - NOT_RUN[paper]

@@ -8,9 +8,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoTokenizer
 
-from csekit.evaluation.results import read_results
-from csekit.modeling import InfoCSEModel
+from csekit.evaluation.results import read_results, write_results
+from csekit.modeling import METHODS, InfoCSEModel
+from csekit.trainers import CSECollator
 from experiments.tables.render import update
 
 ROOT = Path(__file__).parents[2]
@@ -161,3 +164,64 @@ def test_the_script(script: Callable[[str], ModuleType], masked_lm: Path, tmp_pa
     assert "| SimCSE, tanh projector |" in page and "median of 2 steps" in page
     with pytest.raises(SystemExit, match="methods must be among simcse-tanh"):
         script("train_step").main([*argv, "--methods", "simcse"])
+
+
+class InProcess:
+    """A worker without a process of its own."""
+
+    def __init__(self, module: ModuleType, setting: Any, row: Any) -> None:
+        self.title, self.now, self.step = row.title, module.now, row.build(setting)
+
+    def ask(self, given: list[dict[str, Any]] | None) -> float:
+        if given is None:
+            return 1000
+        started = self.now("cpu")
+        self.step(given)
+        return float(self.now("cpu") - started)
+
+
+def test_gaps_are_timed_beside_the_same_step_without_them(
+    script: Callable[[str], ModuleType], masked_lm: Path, tmp_path: Path
+) -> None:
+    module = script("train_step")
+    chosen = module.read_rows(ROOT / "benchmarks/gaps.yaml", None)
+    setting = module.Setting(str(masked_lm), "cpu", "fp32", 16, 1)
+    workers = {name: InProcess(module, setting, row) for name, row in chosen.items()}
+    against = {name: row.against for name, row in chosen.items() if row.against}
+    methods = module.measure(workers, [rows(4)] * 2, 0, against)
+    run = {"benchmark": "train_step", "backbone": "tiny", "device": "cpu", "precision": "fp32", "threads": 1}
+    run |= {"batch_size": 4, "max_seq_length": 16, "corpus": "texts.txt", "repetitions": 2}
+    output = tmp_path / "costs" / "gaps-tiny.json"
+    write_results(output, {"run": run, "methods": methods, "environment": {"device": "cpu"}})
+    page = update("<!-- table:costs/gaps-tiny -->\n<!-- end table -->\n", tmp_path)
+    times = {row["name"]: f"{1000 * row['seconds']:.0f}" for row in read_results(output)["methods"]}
+    for name, title in (
+        ("msse", "MSSE, icm_gap"),
+        ("diffcse", "DiffCSE, rtd_gap"),
+        ("infocse", "InfoCSE, aux_mlm_gap"),
+    ):
+        assert f"| {title} | {times[f'{name}-without']} | {times[name]} | " in page
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "gap"),
+    [
+        ("msse", {}, "icm_gap"),
+        ("diffcse", {}, "rtd_gap"),
+        ("infocse", {"aux_mlm_head_init": "random"}, "aux_mlm_gap"),
+    ],
+)
+def test_a_step_without_gaps_has_the_same_loss_and_no_gap(
+    script: Callable[[str], ModuleType], masked_lm: Path, method: str, fields: dict[str, Any], gap: str
+) -> None:
+    module = script("train_step")
+    model = METHODS[method].from_backbone(masked_lm, dropout=0.0, **fields).train()
+    collator = CSECollator(AutoTokenizer.from_pretrained(masked_lm), 16, model.batch_specs)
+    batch = {name: value for name, value in collator(rows(4)).items() if name != "index"}
+    torch.manual_seed(0)
+    whole = model(**batch)
+    torch.manual_seed(0)
+    bare = module.without_gaps(model)(**batch)
+    assert whole.metrics[gap] != 0
+    assert bare.metrics[gap] == 0
+    torch.testing.assert_close(bare.loss, whole.loss)

@@ -56,6 +56,20 @@ def test_scores_by_their_definitions(topics: tuple[np.ndarray, np.ndarray]) -> N
     assert all(len(row) == len(head) for row in rows)
 
 
+def test_the_silhouette_by_its_definition(topics: tuple[np.ndarray, np.ndarray]) -> None:
+    rows, labels = topics
+    scores = score_clusters(rows, labels, ClusteringOptions(points=90, point_clusters=6, perplexity=5.0, restarts=2))
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    values = []
+    for i in range(90):
+        far = {c: [1 - unit[i] @ unit[j] for j in range(90) if labels[j] == c and j != i] for c in range(3)}
+        own, other = np.mean(far[labels[i]]), min(np.mean(far[c]) for c in range(3) if c != labels[i])
+        values.append((other - own) / max(own, other))
+    assert scores.silhouette == pytest.approx(np.mean(values), abs=1e-5)
+    alone = score_clusters(rows, np.arange(90), ClusteringOptions(points=40, point_clusters=6, perplexity=5.0))
+    assert alone.silhouette is None
+
+
 @pytest.mark.parametrize("clusters", [2, 3, 5])
 def test_matched_accuracy_tries_every_matching(clusters: int) -> None:
     rng = np.random.default_rng(clusters)

@@ -85,6 +85,18 @@ def test_maps_by_cluster_and_by_label() -> None:
         figures.topic_maps(maps, "colour")
 
 
+def test_a_legend_explains_the_labels_in_place_of_names() -> None:
+    figure = figures.topic_maps({"one": topic_map()}, "labels", legend=True)
+    (legend,) = figure.legends
+    assert tuple(text.get_text() for text in legend.get_texts()) == LABELS
+    assert not figure.axes[0].texts
+    colours = [to_hex(c.get_facecolor()[0]) for c in figure.axes[0].collections]
+    assert [to_hex(handle.get_facecolor()[0]) for handle in legend.legend_handles] == colours
+    many = TopicMap(np.zeros((50, 2)), np.arange(50), np.zeros(50, dtype=int), tuple(map(str, range(50))))
+    with pytest.raises(ValueError, match="labels must be at most 49 to have a colour and a marker each, got 50"):
+        figures.topic_maps({"one": many}, "labels")
+
+
 def test_files_are_small_and_the_same_again(tmp_path: Path) -> None:
     first = save_figure(figures.topic_maps({"one": topic_map()}), tmp_path / "a.png").read_bytes()
     second = save_figure(figures.topic_maps({"one": topic_map()}), tmp_path / "b.png").read_bytes()

@@ -5,7 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
+from datasets import Dataset, DatasetDict
+from typer.testing import CliRunner
 
+from csekit.cli import main
+from csekit.evaluation import read_results
 from csekit.evaluation.mteb_adapter import evaluate_mteb, load_mteb_task, mteb_sts_tasks
 from csekit.evaluation.own_data import load_classification, score_pair_file
 from csekit.evaluation.pairs import Pairs, read_pairs
@@ -106,3 +111,48 @@ def test_data_that_cannot_be_fetched_are_an_error_that_names_the_task(mteb: Any,
     monkeypatch.setattr(mteb, "get_task", lambda name: Task())
     with pytest.raises(OSError, match="mteb cannot load Nearby: no network"):
         load_mteb_task("Nearby")
+
+
+#: MSSE's Fig. 5, as docs/retrieval.md has it.
+FIG_5 = (
+    "mteb:AmazonCounterfactualClassification/en,mteb:Banking77Classification,mteb:MassiveIntentClassification/en,"
+    "mteb:QuoraRetrieval,mteb:AskUbuntuDupQuestions"
+)
+
+
+def test_one_subset_of_an_mteb_task_from_the_command_line(
+    mteb: Any, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_data(self: Any, **_: Any) -> None:
+        rows = {"text": [f"the {('dog', 'cat', 'tree')[i % 3]}{' is' * (i // 3)}" for i in range(60)]}
+        rows |= {"label": [("walk", "sleep", "grow")[i % 3] for i in range(60)], "lang": ["en"] * 60}
+        data = Dataset.from_dict(rows)
+        self.dataset, self.data_loaded = {"en": DatasetDict({"train": data, "test": data})}, True
+
+    monkeypatch.setattr(type(mteb.get_task("MassiveIntentClassification")), "load_data", load_data)
+    output = tmp_path / "tiny.json"
+    common = ["--pooling", "mean", "--device", "cpu", "--no_progress", "--output", str(output)]
+    chosen = ["--tasks", "mteb:MassiveIntentClassification/en"]
+    found = CliRunner().invoke(main, ["eval", str(tiny_folder), *chosen, *common])
+    assert found.exit_code == 0, found.output
+    scores = read_results(output)["mteb:MassiveIntentClassification/en"]
+    assert scores["splits"].keys() == {"test"}
+    assert [row["hf_subset"] for row in scores["splits"]["test"]] == ["en"]
+    with pytest.raises(ValueError, match=r"mteb's MassiveIntentClassification must be one of \['.*got 'english'"):
+        load_mteb_task("MassiveIntentClassification/english")
+
+
+@pytest.mark.parametrize("name", [name.removeprefix("mteb:") for name in FIG_5.split(",")])
+def test_mteb_has_the_sets_of_fig_5(mteb: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, _, subset = name.partition("/")
+    monkeypatch.setattr(type(mteb.get_task(task)), "load_data", lambda self, **_: None)
+    loaded = load_mteb_task(name)
+    assert list(loaded.hf_subsets) == [subset or "default"]
+    assert loaded.eval_splits == ["test"]
+
+
+def test_the_command_of_fig_5_is_the_one_of_the_documents_and_of_the_plan() -> None:
+    root = Path(__file__).parents[2]
+    assert FIG_5 in (root / "docs" / "retrieval.md").read_text(encoding="utf-8")
+    plan = yaml.safe_load((root / "experiments" / "plans" / "papers" / "msse.yaml").read_text(encoding="utf-8"))
+    assert FIG_5 in plan["experiments"]["mteb"]["command"]

@@ -32,6 +32,26 @@ def geometry(
         bool, typer.Option("--clustering/--no_clustering", help="Also cluster the StackOverflow titles.")
     ] = True,
     seed: Annotated[int, typer.Option("--seed", help="Seed of K-Means and t-SNE.")] = 42,
+    labelled: Annotated[
+        Path | None,
+        typer.Option("--labelled", help="Cluster this file instead: TSV, CSV or parquet with a text and a label."),
+    ] = None,
+    text_column: Annotated[str, typer.Option("--text_column", help="Column of --labelled with the text.")] = "text",
+    label_column: Annotated[
+        str, typer.Option("--label_column", help="Column of --labelled with the label.")
+    ] = "label",
+    points: Annotated[int, typer.Option("--points", help="Texts on the map, drawn by the seed; 0: no map.")] = 1000,
+    point_clusters: Annotated[
+        int | None,
+        typer.Option("--point_clusters", help="K-Means clusters on the map; 30 of titles, else as many as labels."),
+    ] = None,
+    perplexity: Annotated[float, typer.Option("--perplexity", help="Perplexity of t-SNE.")] = 30.0,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Picture NAME.png of --labelled: its map, with a legend.")
+    ] = None,
+    colour: Annotated[
+        str, typer.Option("--colour", help="Colour the picture by labels or by (K-Means) clusters.")
+    ] = "labels",
     pooling: Annotated[
         str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean; for plain encoders.")
     ] = None,
@@ -43,10 +63,16 @@ def geometry(
     ] = None,
     imports: Imports = None,
 ) -> None:
-    """Measure an encoder's space: alignment, uniformity, anisotropy, clusters of titles, a map."""
+    """Measure an encoder's space: alignment, uniformity, anisotropy, clusters of titles or of a file, a map."""
     with one_line_errors():
         if output is not None and output.suffix != ".json":
             raise ValueError(f"--output must end in .json, got {output.name!r}")
+        _check_picture(picture, labelled, points, colour)
+        target = (output, title, overwrite)
+        if labelled is not None:
+            file = (labelled, text_column, label_column)
+            shape = {"points": points, "point_clusters": point_clusters, "perplexity": perplexity, "seed": seed}
+            return _score_labelled(path, file, shape, (pooling, device), target, (picture, colour))
         if data_dir is None:
             raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the data")
 
@@ -55,7 +81,11 @@ def geometry(
         from csekit.evaluation import ClusteringOptions, GeometryOptions
 
         options = GeometryOptions(split=split, threshold=threshold, text_form=text_form)
-        clusters = ClusteringOptions(seed=seed) if clustering else None
+        clusters = None
+        if clustering:
+            clusters = ClusteringOptions(
+                points=points, point_clusters=point_clusters or 30, perplexity=perplexity, seed=seed
+            )
         data = _load(data_dir, options, clusters)
         encoder = load_encoder(path, pooling=pooling, device=device)
         started = time.perf_counter()
@@ -64,6 +94,59 @@ def geometry(
             seconds = time.perf_counter() - started
             _write(output, path, encoder, found, title or encoder.name, round(seconds, 1), overwrite)
             typer.echo(f"written: {output}")
+
+
+def _check_picture(picture: Path | None, labelled: Path | None, points: int, colour: str) -> None:
+    """Raise ValueError for a picture that cannot be drawn, before anything is loaded."""
+    if colour not in ("labels", "clusters"):
+        raise ValueError(f"--colour must be 'labels' or 'clusters', got {colour!r}")
+    if picture is None:
+        return
+    if picture.suffix != ".png":
+        raise ValueError(f"--picture must end in .png, got {picture.name!r}")
+    if labelled is None:
+        raise ValueError("--picture needs --labelled FILE; csekit figures draws the titles from --output")
+    if points == 0:
+        raise ValueError("--picture needs a map, got --points 0")
+
+
+def _score_labelled(
+    path: str,
+    file: tuple[Path, str, str],
+    shape: dict[str, Any],
+    loading: tuple[str | None, str | None],
+    target: tuple[Path | None, str | None, bool],
+    drawn: tuple[Path | None, str],
+) -> None:
+    """Cluster the texts of a labelled file, print the scores, write results file and picture."""
+    quiet_transformers()
+    from csekit.encoding import load_encoder
+    from csekit.evaluation import ClusteringOptions
+    from csekit.evaluation.clustering import cluster_texts
+    from csekit.evaluation.figures import topic_maps
+    from csekit.evaluation.own_data import load_labelled
+    from csekit.evaluation.plotting import load_matplotlib, save_figure
+
+    (picture, colour), (output, title, overwrite) = drawn, target
+    if picture is not None:
+        load_matplotlib()
+    texts = load_labelled(*file)
+    points, clusters = min(shape["points"], len(texts.texts)), shape["point_clusters"] or len(texts.names)
+    options = ClusteringOptions(
+        points=points, point_clusters=clusters, perplexity=shape["perplexity"], seed=shape["seed"]
+    )
+    encoder = load_encoder(path, pooling=loading[0], device=loading[1])
+    started = time.perf_counter()
+    scores = cluster_texts(encoder, texts, options)
+    seconds = round(time.perf_counter() - started, 1)
+    typer.echo(table(*scores.table()) + "\n")
+    if output is not None:
+        _write(output, path, encoder, {"clustering": scores}, title or encoder.name, seconds, overwrite)
+        typer.echo(f"written: {output}")
+    if picture is not None and scores.map is not None:
+        head = f"{title or encoder.name}: V-measure {scores.v_measure:.1f}"
+        written = save_figure(topic_maps({head: scores.map}, colour, legend=True), picture, max_bytes=None)
+        typer.echo(f"written: {written}")
 
 
 def _load(data_dir: str, options: "GeometryOptions", clusters: "ClusteringOptions | None") -> tuple[Any, Any]:
@@ -114,4 +197,5 @@ def _write(
     }
     results = {"run": run, "name": encoder.name, "title": title, **contents, "environment": environment()}
     results["seconds"] = {"total": seconds}
-    write_results(output, results, found["geometry"].similarities(), overwrite=overwrite)
+    similarities = found["geometry"].similarities() if "geometry" in found else None
+    write_results(output, results, similarities, overwrite=overwrite)

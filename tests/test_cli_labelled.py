@@ -1,0 +1,101 @@
+"""``csekit geometry --labelled``: any labelled file as clusters and as a picture."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from csekit.cli import main
+from csekit.evaluation import read_results
+
+LABELS = ("neg", "pos")
+TEXTS = [f"the {('dog', 'tree')[i % 2]} {'is ' * (i // 2)}" for i in range(40)]
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], env={"CSEKIT_DATA": None})
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    path = tmp_path / "reviews.tsv"
+    rows = [f"{LABELS[i % 2]}\t{text}" for i, text in enumerate(TEXTS)]
+    path.write_text("\n".join(["label\ttext", *rows]) + "\n")
+    return path
+
+
+def command(folder: Path, file: Path, *more: Any) -> list[Any]:
+    common = ["geometry", folder, "--pooling", "mean", "--labelled", file, "--perplexity", "5", "--device", "cpu"]
+    return [*common, *more]
+
+
+def test_a_labelled_file_gives_scores_and_a_picture(tmp_path: Path, tiny_folder: Path, reviews: Path) -> None:
+    output = tmp_path / "results/evaluation/labelled/tiny.json"
+    files = ("--output", output, "--picture", tmp_path / "tiny.png", "--points", "30")
+    found = run(*command(tiny_folder, reviews, *files))
+    assert found.exit_code == 0, found.output
+    content = read_results(output)
+    scores = content["clustering"]
+    assert scores["set"] == "reviews"
+    assert (scores["titles"], scores["labels"], scores["map"]["clusters"]) == (40, 2, 2)
+    assert scores["map"]["names"] == list(LABELS)
+    assert len(scores["map"]["points"]) == 30
+    assert -1 <= scores["silhouette"] <= 1
+    assert "silhouette of the labels (30 texts)" in found.output
+    assert "geometry" not in content
+    assert Image.open(tmp_path / "tiny.png").format == "PNG"
+    drawn = run("figures", "labelled-labels", "--results", tmp_path / "results", "--output", tmp_path / "pictures")
+    assert drawn.exit_code == 0, drawn.output
+    assert (tmp_path / "pictures/labelled-labels.png").is_file()
+
+
+def test_a_parquet_file_gives_the_same_scores(tmp_path: Path, tiny_folder: Path, reviews: Path) -> None:
+    table = pyarrow.table({"review": TEXTS, "stars": [LABELS[i % 2] for i in range(len(TEXTS))]})
+    pyarrow.parquet.write_table(table, tmp_path / "reviews.parquet")
+    columns = ("--text_column", "review", "--label_column", "stars")
+    first = run(*command(tiny_folder, reviews, "--output", tmp_path / "a.json"))
+    second = run(*command(tiny_folder, tmp_path / "reviews.parquet", *columns, "--output", tmp_path / "b.json"))
+    assert first.exit_code == second.exit_code == 0, first.output + second.output
+    assert read_results(tmp_path / "a.json")["clustering"] == read_results(tmp_path / "b.json")["clustering"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--text_column", "review"], "text must be one of the columns ['label', 'text'], got 'review'"),
+        (["--picture", "a.jpg"], "--picture must end in .png, got 'a.jpg'"),
+        (["--picture", "a.png", "--points", "0"], "--picture needs a map, got --points 0"),
+        (["--colour", "red"], "--colour must be 'labels' or 'clusters', got 'red'"),
+        (["--point_clusters", "41"], "points must be 0 or at least point_clusters (41), got 40"),
+    ],
+)
+def test_errors_are_one_line(tiny_folder: Path, reviews: Path, more: list[str], message: str) -> None:
+    found = run(*command(tiny_folder, reviews, *more))
+    assert found.exit_code == 2
+    assert found.output == f"error: {found.output.strip().removeprefix('error: ')}\n"
+    assert message in found.output
+
+
+def test_a_file_needs_two_labels(tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.tsv").write_text("text\tlabel\na\tx\nb\tx\n")
+    found = run(*command(tiny_folder, tmp_path / "one.tsv"))
+    assert found.exit_code == 2
+    assert "one.tsv, field label ('label'): must hold at least two labels, got 1" in found.output
+
+
+@pytest.mark.parametrize("broken", ["no column", "empty text", "no parquet"])
+def test_a_broken_parquet_file_is_named(tiny_folder: Path, tmp_path: Path, broken: str) -> None:
+    path = tmp_path / "a.parquet"
+    rows = {"text": ["a", ""], "label": [0, 1]} if broken == "empty text" else {"words": ["a"], "label": [0]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), path)
+    if broken == "no parquet":
+        path.write_text("text")
+    found = run(*command(tiny_folder, path))
+    messages = {"no column": "text must be one of the columns", "empty text": "row 2, field text: must not be empty"}
+    assert found.exit_code == 2
+    assert found.output.startswith(f"error: {path}")
+    assert messages.get(broken, "not readable as parquet") in found.output
