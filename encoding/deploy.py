@@ -3,11 +3,8 @@ shares with the export in another dtype, and that export."""
 
 import copy
 import json
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -25,6 +22,7 @@ from csekit.encoding.pooled import PooledBackbone
 from csekit.encoding.provenance import checksum, environment
 from csekit.modeling import CSEModel, SimCSEConfig, SimCSEModel
 from csekit.modeling.backbone import build_backbone
+from csekit.modeling.drafts import whole_folder as whole_folder
 from csekit.modeling.export import EXPORTABLE_POOLINGS, export_encoder, length_limit, save_tokenizer
 
 #: The record of an export: settings, checks, a checksum of each file of weights.
@@ -130,31 +128,6 @@ def check_output(output: Path, overwrite: bool) -> None:
         raise ValueError(f"{output} holds files already: choose another --output, or --overwrite an earlier export")
     if not (output / RECORD).is_file():
         raise ValueError(f"{output} holds files and no {RECORD}: it is no earlier export, and stays as it is")
-
-
-@contextmanager
-def whole_folder(output: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``output``. It takes the place of ``output`` on success and is deleted otherwise."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
-    old = new.with_name(f"{new.name}.old")
-    try:
-        yield new
-        new.chmod(0o777 & ~_umask())
-        if output.exists():
-            os.replace(output, old)
-        os.replace(new, output)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        if old.exists() and not output.exists():
-            os.replace(old, output)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from csekit.encoding.pretrained import check_finite_weights
+from csekit.modeling.drafts import is_unfinished
 from csekit.modeling.export import TEMPLATE_POOLING
 
 _ST_POOLINGS = {
@@ -64,9 +65,15 @@ def metadata_folder(path_or_id: str | Path) -> Path:
 
     Raises:
         FileNotFoundError: there is no such folder, and the Hub has no such model or cannot be reached.
+        ValueError: the process that wrote an encoder there was killed before it was complete.
     """
     folder = Path(path_or_id).expanduser()
     if folder.is_dir():
+        if is_unfinished(folder):
+            raise ValueError(
+                f"{folder}: the encoder in it is unfinished, its writer was killed: write it again, for a run with "
+                "--resume_from_checkpoint True"
+            )
         return folder
     if folder.is_absolute() or str(path_or_id).startswith((".", "~")) or len(folder.parts) > 2:
         raise FileNotFoundError(f"path must be a model folder or a Hub id, got {str(path_or_id)!r}: no such folder")

@@ -1,16 +1,25 @@
 """Record the origin of a result (versions, device, commit, checksums), and write files whole or not at all."""
 
+import errno
+import glob
 import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
+import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import csekit
+
+_DRAFT = ".draft"
+_OLD = 3600.0  # seconds
+_FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -75,18 +84,33 @@ def checksum(path: str | Path) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: first under a temporary name in the same folder, then renamed."""
+    """Write a file whole or not at all: first under a temporary name in the same folder, then renamed.
+
+    Drafts of this file that killed processes left are deleted once they are an hour old.
+
+    Raises:
+        OSError: among others, the disk is full; the message names file and free space, and an older file stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*{_DRAFT}"):
+        with suppress(OSError):
+            if time.time() - draft.stat().st_mtime > _OLD:
+                draft.unlink()
+    temporary = None
     try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_DRAFT)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+    except BaseException as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in _FULL:
+            free = shutil.disk_usage(path.parent).free / 1e6
+            raise OSError(f"{path}: no space left on the disk, {free:,.1f} MB free") from error
         raise
 
 

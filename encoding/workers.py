@@ -1,6 +1,8 @@
 """Encode in several processes that each have the whole model. The order of the texts is kept."""
 
 import multiprocessing
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -86,8 +88,25 @@ class WorkerPool:
             raise RuntimeError("a worker process died (out of memory, or killed); see its message above") from error
 
 
+def end_with_parent() -> None:
+    """End this worker process as soon as the process that started it has ended, however that ended.
+
+    A thread waits for the end of the pipe that ``multiprocessing`` keeps between the two.
+    """
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        assert parent is not None
+        parent.join()
+        os._exit(1)  # not sys.exit: the main thread may wait for the parent forever
+
+    if parent is not None:
+        threading.Thread(target=wait, name="end with parent", daemon=True).start()
+
+
 def _start(encoder: ChunkEncoder, devices: Any, threads: int) -> None:
     global _encoder
+    end_with_parent()
     torch.set_num_threads(threads)
     _encoder = encoder
     _encoder.model.to(devices.get())

@@ -11,7 +11,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from .export import EXPORTABLE_POOLINGS, length_limit, needs_code, save_tokenizer, write_modules
+from .drafts import whole_files
+from .export import EXPORTABLE_POOLINGS, MODEL_FILES, length_limit, needs_code, save_tokenizer, write_modules
 from .modeling_cse import CSEModel
 
 
@@ -24,14 +25,15 @@ def export_with_code(model: CSEModel, path: Path, tokenizer: PreTrainedTokenizer
 
     Raises:
         ValueError: the model has a template, and the tokenizer cannot hold it.
+        DiskFullError: there is no room for it.
     """
-    path.mkdir(parents=True, exist_ok=True)
     limit = length_limit(model.backbone, tokenizer)
-    save_tokenizer(tokenizer, path, limit, model.config.prompt_template)
-    if model.config.pooling in EXPORTABLE_POOLINGS and not needs_code(model.config):
-        write_modules(model, path, limit)  # before the code: it removes template_pooling.py
-    with _auto_classes(model):
-        model.save_pretrained(path)
+    with whole_files(path, MODEL_FILES) as draft:
+        save_tokenizer(tokenizer, draft, limit, model.config.prompt_template)
+        if model.config.pooling in EXPORTABLE_POOLINGS and not needs_code(model.config):
+            write_modules(model, draft, limit)
+        with _auto_classes(model):
+            model.save_pretrained(draft)
     return path
 
 

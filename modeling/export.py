@@ -6,7 +6,6 @@ Without pooling metadata sentence-transformers uses mean pooling, with no more t
 import copy
 import json
 import logging
-import shutil
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from .auxiliary_head import FOLDER
 from .configuration_cse import CSEConfig
+from .drafts import whole_files
 from .template_pooling import TemplatePooling
 from .tokenization import own_template, with_template
 
@@ -39,6 +40,27 @@ _TRANSFORMER, _POOLING, _DENSE = (
 )
 _IDENTITY, _TANH, _RELU = (
     f"torch.nn.modules.{name}" for name in ("linear.Identity", "activation.Tanh", "activation.ReLU")
+)
+#: Patterns of the files that a model's folder can hold. A new export replaces those of an earlier one.
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template.jinja",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "1_Pooling",
+    "[0-9]_Dense",
+    "template_pooling.py",
+    FOLDER,
 )
 #: The pooling module of other templates; its file is copied into the export.
 TEMPLATE_POOLING = f"template_pooling.{TemplatePooling.__name__}"
@@ -147,22 +169,23 @@ def export_encoder(model: SentenceEncoder, path: Path, tokenizer: PreTrainedToke
     ``template_pooling.py``, with a warning. A projector kept at inference becomes ``Dense`` modules after the pooling;
     ``AutoModel`` alone then returns the state before it.
 
+    The export is whole or not at all: an earlier one stays until the new one is complete. Other files stay.
+
     Raises:
         ValueError: sentence-transformers does not support the pooling, or the tokenizer cannot hold the template.
+        DiskFullError: there is no room for it.
     """
     check_exportable(model.config.pooling)
     limit = length_limit(model.backbone, tokenizer)
-    save_tokenizer(tokenizer, path, limit, model.config.prompt_template)
-    model.backbone.save_pretrained(path)
-    write_modules(model, path, limit)
+    with whole_files(path, MODEL_FILES) as draft:
+        save_tokenizer(tokenizer, draft, limit, model.config.prompt_template)
+        model.backbone.save_pretrained(draft)
+        write_modules(model, draft, limit)
     return path
 
 
 def write_modules(model: SentenceEncoder, path: Path, limit: int) -> None:
-    """Write sentence-transformers' files: the list of modules, pooling, projector and length limit."""
-    for stale in path.glob("[0-9]_Dense"):
-        shutil.rmtree(stale)
-
+    """Write sentence-transformers' files into a new folder: the list of modules, pooling, projector, length limit."""
     modules = [("", _TRANSFORMER), ("1_Pooling", write_pooling(model.config, path))]
     dense = _dense_layers(model.projector) if model.config.projector_at_inference else []
     for index, (layer, activation) in enumerate(dense, start=2):
@@ -193,7 +216,6 @@ def write_pooling(config: CSEConfig, path: Path) -> str:
         assert config.prompt_mask_offset is not None
         TemplatePooling(width, config.prompt_mask_offset).save(str(folder))
         return TEMPLATE_POOLING
-    (path / "template_pooling.py").unlink(missing_ok=True)
     chosen = EXPORTABLE_POOLINGS[config.pooling]
     flags = {flag: flag == chosen for flag in dict.fromkeys((*_FLAGS, chosen))}
     _write(folder / "config.json", {"word_embedding_dimension": width, **flags})

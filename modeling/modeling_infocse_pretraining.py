@@ -5,7 +5,6 @@ Shape suffixes: B blocks of a batch, L tokens, M masked positions, H hidden size
 
 import inspect
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +24,8 @@ from .backbone import build_backbone, layer_list, load_backbone, set_dropout
 from .base import EncoderWrapper
 from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
 from .distributed import token_mean
-from .export import length_limit, save_tokenizer
+from .drafts import whole_files
+from .export import MODEL_FILES, length_limit, save_tokenizer
 from .fast_dropout import speed_up_dropout
 from .fast_packing import run_encoder
 from .masked_lm_head import MaskedLMHead
@@ -169,7 +169,11 @@ class InfoCSEForPreTraining(EncoderWrapper):
         """Write the stage-1 checkpoint to a folder and return its path.
 
         It is a plain ``…ForMaskedLM`` with tokenizer, which ``AutoModel`` and ``AutoModelForMaskedLM`` load. The
-        auxiliary head is in a subfolder. The weights equal those of training bit for bit.
+        auxiliary head is in a subfolder. The weights equal those of training bit for bit. It is whole or not at all,
+        as :func:`export_encoder`'s.
+
+        Raises:
+            DiskFullError: there is no room for it.
         """
         path = Path(path)
         with torch.random.fork_rng(devices=[]):
@@ -178,10 +182,9 @@ class InfoCSEForPreTraining(EncoderWrapper):
         plain.base_model.load_state_dict(self.backbone.state_dict())
         plain.tie_weights()
         self.mlm_head.copy_to(plain)
-        plain.save_pretrained(path)
-        save_tokenizer(tokenizer, path, length_limit(self.backbone, tokenizer))
-        if (path / FOLDER).is_dir():
-            shutil.rmtree(path / FOLDER)  # from an earlier export
-        if self.auxiliary_head is not None:
-            self.auxiliary_head.save(path, self.config.split_layer)
+        with whole_files(path, MODEL_FILES) as draft:
+            plain.save_pretrained(draft)
+            save_tokenizer(tokenizer, draft, length_limit(self.backbone, tokenizer))
+            if self.auxiliary_head is not None:
+                self.auxiliary_head.save(draft, self.config.split_layer)
         return path

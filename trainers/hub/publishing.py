@@ -24,6 +24,7 @@ from transformers import AutoTokenizer
 from csekit import modeling
 from csekit.modeling import METHODS, OBJECTIVES
 from csekit.modeling.custom_code import export_with_code
+from csekit.modeling.drafts import DiskFullError
 from csekit.trainers.base_trainer import TRAINING_FOLDER
 from csekit.trainers.hub.card import with_code_section
 
@@ -234,8 +235,8 @@ def custom_code_files(run: Path, scratch: Path) -> dict[str, Path]:
     model, tokenizer = METHODS[method].from_pretrained(training), AutoTokenizer.from_pretrained(training)
     try:
         export_with_code(model, scratch, tokenizer)
-    except SafetensorError as error:  # a full disk
-        raise OSError(f"{scratch}: {error}; set TMPDIR to a folder with more space") from None
+    except DiskFullError as error:
+        raise OSError(f"{error}; set TMPDIR to a folder with more space") from None
     (scratch / "README.md").write_text(with_code_section(card, run.resolve().name), encoding="utf-8")
     return _matching(scratch, _OURS)
 
