@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .auxiliary_head import FOLDER
 from .configuration_cse import CSEConfig
@@ -179,9 +179,25 @@ def export_encoder(model: SentenceEncoder, path: Path, tokenizer: PreTrainedToke
     limit = length_limit(model.backbone, tokenizer)
     with whole_files(path, MODEL_FILES) as draft:
         save_tokenizer(tokenizer, draft, limit, model.config.prompt_template)
-        model.backbone.save_pretrained(draft)
+        model.backbone.save_pretrained(draft, state_dict=plain_weights(model.backbone))
         write_modules(model, draft, limit)
     return path
+
+
+def plain_weights(backbone: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the encoder's weights with those of the pooler that its plain class adds, if it adds one.
+
+    csekit's encoders have no pooler, and no embedding reads it. Without weights for it, loading would draw random
+    ones and warn that the model must be trained. The export's pooler is the identity: ``pooler_output`` is the tanh of
+    the first token's state.
+    """
+    own = dict(backbone.state_dict())
+    with torch.device("meta"):
+        plain = AutoModel.from_config(backbone.config).state_dict()
+    for name, weight in plain.items():
+        if name not in own and name.startswith("pooler."):
+            own[name] = torch.eye(*weight.shape) if weight.dim() == 2 else torch.zeros(weight.shape)
+    return own
 
 
 def write_modules(model: SentenceEncoder, path: Path, limit: int) -> None:

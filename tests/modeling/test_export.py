@@ -1,6 +1,9 @@
 """The exported folder, read by Transformers and by the real sentence-transformers."""
 
 import json
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -175,3 +178,31 @@ def test_dense_modules_are_the_projector(checkpoint, tokenizer_of, tmp_path):
         "bias": True,
         "activation_function": "torch.nn.modules.activation.Tanh",
     }
+
+
+def test_nothing_is_missing_when_it_is_loaded(checkpoint, tokenizer_of, tmp_path, family):
+    """Not even the pooler that no embedding reads: its weights would be random, with a warning to train them."""
+    path = model_of(checkpoint, family).export(tmp_path / "out", tokenizer_of(family))
+    loaded, info = AutoModel.from_pretrained(path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    again = AutoModel.from_pretrained(path)
+    for name, weight in loaded.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+
+
+LOADS = """
+from csekit import load_encoder
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, pipeline
+path = {!r}
+AutoModel.from_pretrained(path), SentenceTransformer(path), pipeline("feature-extraction", path), load_encoder(path)
+"""
+
+
+def test_loading_says_nothing_of_weights(checkpoint, tokenizer_of, tmp_path):
+    path = model_of(checkpoint).export(tmp_path / "out", tokenizer_of("bert"))
+    done = subprocess.run([sys.executable, "-c", LOADS.format(str(path))], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout + done.stderr
+    assert not re.search("MISSING|UNEXPECTED|newly initialized|TRAIN this model", said), said
