@@ -8,6 +8,9 @@ from transformers import TrainingArguments
 
 from csekit.trainers.data.augmentation import make_augmentation
 
+#: Steps between evaluations, and how often a shorter run is evaluated.
+EVAL_STEPS, EVALUATIONS = 125, 8
+
 
 @dataclass
 class RunTrainingArguments(TrainingArguments):
@@ -63,7 +66,8 @@ class CSETrainingArguments(RunTrainingArguments):
 
     - ``learning_rate`` 3e-5, ``per_device_train_batch_size`` 64, ``num_train_epochs`` 1 are SimCSE's BERT-base
       setting. Its linear decay, no warm-up, no weight decay, clipping at 1.0 and seed 42 are Transformers' defaults.
-    - The dev set is scored every 125 steps and the best checkpoint is restored at the end, as in the papers.
+    - The dev set is scored every 125 steps and the best checkpoint is restored at the end, as in the papers. A run of
+      fewer than 1,000 steps is scored eight times, unless you set ``eval_steps`` or ``save_steps``.
     - ``do_predict`` is on: the test sets are scored once, at the end. Turn it off in a search over settings.
 
     Two arguments of Transformers work differently:
@@ -127,6 +131,10 @@ class CSETrainingArguments(RunTrainingArguments):
         metadata={"help": "Folder with objectives' weights of another run (objectives.safetensors) to start from."},
     )
 
+    eval_steps: float | None = field(
+        default=None,
+        metadata={"help": "Steps between evaluations; default: 125, or an eighth of a run of fewer than 1,000 steps."},
+    )
     do_predict: bool = field(default=True, metadata={"help": "Score the test sets at the end."})
     learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate."})
     per_device_train_batch_size: int = field(default=64, metadata={"help": "Sentences a step and process."})
@@ -156,6 +164,8 @@ class CSETrainingArguments(RunTrainingArguments):
         if self.objective_warmup_steps and self.objectives_from is not None:
             raise ValueError("give objective_warmup_steps or objectives_from, got both")
         make_augmentation(self.augmentation, self.augmentation_rate)  # raises ValueError for wrong values
+        self.spread_evaluations = self.eval_steps is None and self.save_steps is None
+        self.eval_steps = EVAL_STEPS if self.eval_steps is None else self.eval_steps
         self.select_last = (
             self.metric_for_best_model is None
         )  # the trainer may choose a metric once it has the dev set

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import logging
+import math
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,7 +30,7 @@ from csekit.modeling.distributed import world_size
 from csekit.modeling.export import check_exportable, length_limit
 from csekit.modeling.fast_compile import compile_layers
 from csekit.modeling.tokenization import pad, tokenize, training_length
-from csekit.trainers.arguments import CSETrainingArguments
+from csekit.trainers.arguments import EVAL_STEPS, EVALUATIONS, CSETrainingArguments
 from csekit.trainers.base_trainer import TRAINING_FOLDER, last_checkpoint, warn_of_launcher, without_autocast
 from csekit.trainers.batches.collator import CSECollator, check_length
 from csekit.trainers.callbacks import GeometryCallback
@@ -90,6 +91,7 @@ class CSETrainer(HubTrainer):
         **kwargs: Any,
     ) -> None:
         check_setting(model, args, corpus)
+        spread_evaluations(args, corpus)
         model.cache_gradients(args.cache_chunk_size)
         self.corpus, self.dev, self.transfer, self.tokenizer = corpus, dev, list(transfer), tokenizer
         self.embedded_dev: EmbeddedPairs | None = None
@@ -317,6 +319,21 @@ class CSETrainer(HubTrainer):
     def results(self) -> dict[str, Any]:
         """Return the results of the run, for its card."""
         return trainer_results(self)
+
+
+def steps_of(rows: int, args: CSETrainingArguments) -> int:
+    """Return the optimiser steps that Transformers' Trainer takes in ``num_train_epochs`` over these rows."""
+    batches = rows / (args.train_batch_size * args.world_size)
+    per_epoch = math.floor(batches) if args.dataloader_drop_last else math.ceil(batches)
+    return math.ceil(args.num_train_epochs * max(math.ceil(per_epoch / args.gradient_accumulation_steps), 1))
+
+
+def spread_evaluations(args: CSETrainingArguments, corpus: Corpus) -> None:
+    """Let a run of fewer than 1,000 steps be evaluated eight times, unless the arguments name an interval."""
+    known = args.max_steps > 0 or not corpus.streaming
+    if args.spread_evaluations and known:
+        steps = args.max_steps if args.max_steps > 0 else steps_of(len(corpus.dataset), args)
+        args.eval_steps = args.save_steps = max(1, min(EVAL_STEPS, steps // EVALUATIONS))
 
 
 @contextmanager

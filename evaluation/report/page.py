@@ -217,6 +217,10 @@ def _facts(run: ReportRun) -> list[tuple[str, str]]:
     dev = content.get("dev") or {}
     if dev.get("best") is not None:
         found.append(("best dev", f"{dev['best']:.2f} at step {dev.get('step')} ({dev.get('metric')})"))
+    if dev.get("worse_than_untrained"):
+        metric = dev.get("metric")
+        untrained = (dev.get("before") or {}).get(metric)
+        found.append(("warning", f"worse than the untrained encoder, whose {metric} is {untrained:.2f}"))
     test = content.get("test") or {}
     if test.get("avg") is not None:
         found.append(("STS Avg", f"{test['avg']:.2f}"))

@@ -15,8 +15,10 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
+from csekit.cli import main
 from csekit.encoding import encode, load_encoder
 from csekit.evaluation import transfer_data
+from csekit.evaluation.pairs import read_pairs
 from csekit.modeling import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +121,33 @@ def test_the_results_hold_setting_scores_and_log(finished: tuple[Path, str], dat
     assert results["seconds"].keys() == {"train", "total"}
     assert str(data) not in json.dumps(results)
     assert str(finished[0].parent) not in json.dumps(results)
+
+
+def test_an_encoder_that_training_made_worse_is_told(
+    run: Callable[..., int], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The gold scores are the untrained encoder's own similarities: any training makes them worse."""
+    pairs = read_pairs(str(data / "dev.tsv"))
+    backbone = load_encoder(data / "tiny-bert", pooling="cls")
+    first, second = (torch.tensor(backbone.encode(texts)) for texts in (pairs.sentences1, pairs.sentences2))
+    gold = torch.cosine_similarity(first, second)
+    rows = zip(pairs.sentences1, pairs.sentences2, gold.tolist(), strict=True)
+    lines = ["sentence1\tsentence2\tscore", *(f"{a}\t{b}\t{score:.6f}" for a, b, score in rows)]
+    (tmp_path / "dev.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    folder = tmp_path / "worse"
+    assert run(folder, dev_file=tmp_path / "dev.tsv", test_file=None, learning_rate=1e-2) == 0
+    dev = json.loads((folder / "results.json").read_text(encoding="utf-8"))["dev"]
+    before, after = dev["before"]["dev_spearman"], dev["after"]["dev_spearman"]
+    assert before > 95
+    assert dev["worse_than_untrained"] is True
+    said = f"{before:.2f} before, {after:.2f} after"
+    assert said in capsys.readouterr().err
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"{before:.2f} for the untrained encoder and {after:.2f} for this one" in card
+    assert main(["report", str(folder), "--output", str(tmp_path / "report.html")], standalone_mode=False) in (0, None)
+    assert f"worse than the untrained encoder, whose dev_spearman is {before:.2f}" in (
+        tmp_path / "report.html"
+    ).read_text(encoding="utf-8")
 
 
 def test_the_card_is_valid_and_names_the_pooling(finished: tuple[Path, str], data: Path) -> None:

@@ -412,6 +412,29 @@ def test_arguments_follow_each_other(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("rows", "options", "steps"),
+    [
+        (40, {"eval_steps": None, "num_train_epochs": 4}, list(range(2, 21, 2))),  # 20 steps: every 20 // 8 = 2
+        (40, {"eval_steps": None, "max_steps": 9}, list(range(1, 10))),
+        (40, {"eval_steps": 3, "max_steps": 9}, [3, 6, 9]),
+        (40, {"eval_steps": None, "save_steps": 125, "max_steps": 9}, [9]),  # the last step always
+    ],
+)
+def test_a_short_run_is_evaluated_at_least_eight_times(
+    small_run: SmallRun, tmp_path: Path, rows: int, options: dict[str, Any], steps: list[int]
+) -> None:
+    trainer = small_run(tmp_path / "run", rows, dev=True, label_free_samples=0, **options)
+    trainer.train()
+    scored = [entry["step"] for entry in trainer.state.log_history if "eval_dev_spearman" in entry]
+    assert scored == steps
+
+
+def test_a_long_run_is_evaluated_every_125_steps(small_run: SmallRun, tmp_path: Path) -> None:
+    trainer = small_run(tmp_path / "run", dev=True, eval_steps=None, max_steps=5000)
+    assert (trainer.args.eval_steps, trainer.args.save_steps) == (125, 125)
+
+
 def test_a_training_checkpoint_reloads_as_its_method(small_run: SmallRun, tmp_path: Path) -> None:
     trainer = small_run(tmp_path / "run", num_train_epochs=2)
     trainer.train()

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from csekit.encoding.provenance import checksum, write_atomically
 from csekit.evaluation.results import read_results
 from csekit.modeling import METHODS
-from csekit.trainers.hub.card_scores import SUITES, dev_table, suite_tables
+from csekit.trainers.hub.card_scores import SUITES, dev_table, suite_tables, worse_than_untrained
 
 #: In the repository beside the rooms, in a wheel beside the subpackages.
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"
@@ -128,6 +128,7 @@ def render_card(results: Mapping[str, Any], name: str, options: CardOptions = Ca
             imports=results.get("imports", []),
             suites=suites,
             overlap=_overlap(results),
+            worse=worse_than_untrained(results),
             languages=", ".join(options.language),
             setting=_setting(results),
         )

@@ -131,6 +131,18 @@ SUITES: dict[str, Any] = {
 }
 
 
+def worse_than_untrained(results: Mapping[str, Any]) -> str:
+    """Return a sentence if training made the score that chose the checkpoint worse, or an empty text."""
+    dev = results.get("dev") or {}
+    if not dev.get("worse_than_untrained"):
+        return ""
+    metric = dev["metric"]
+    return (
+        f"Training made this encoder worse on the dev set: {metric} is {dev['before'][metric]:.2f} for the untrained "
+        f"encoder and {dev['after'][metric]:.2f} for this one."
+    )
+
+
 def dev_table(results: Mapping[str, Any]) -> list[SuiteTable]:
     """Return a table of the dev scores if no test set was scored, else no table."""
     return [_dev(results)] if not results.get("test") and (results.get("dev") or {}).get("after") else []

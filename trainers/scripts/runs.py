@@ -1,7 +1,6 @@
 """The parts of the contrastive training scripts: data, trainer, results file, card, table."""
 
 import logging
-import math
 import shutil
 import sys
 import time
@@ -26,7 +25,7 @@ from csekit.trainers.data.subsets import Overlap, draw_fraction, find_overlap, w
 from csekit.trainers.hub.card import write_model_card
 from csekit.trainers.run_record import trainer_results
 from csekit.trainers.scripts.run_arguments import CorpusArguments, RunArguments
-from csekit.trainers.trainer import CSETrainer
+from csekit.trainers.trainer import CSETrainer, steps_of
 
 logger = logging.getLogger(__name__)
 
@@ -170,13 +169,6 @@ def check_positives(corpus: Corpus) -> None:
         )
 
 
-def steps_of(rows: int, args: CSETrainingArguments) -> int:
-    """Return the optimiser steps that Transformers' Trainer takes in ``num_train_epochs`` over these rows."""
-    batches = rows / (args.train_batch_size * args.world_size)
-    per_epoch = math.floor(batches) if args.dataloader_drop_last else math.ceil(batches)
-    return math.ceil(args.num_train_epochs * max(math.ceil(per_epoch / args.gradient_accumulation_steps), 1))
-
-
 def make_trainer(
     run: RunArguments, args: CSETrainingArguments, method_fields: dict[str, Any], data: RunData
 ) -> CSETrainer:
@@ -221,6 +213,8 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
         seconds["total"] = time.monotonic() - started
         write_run(trainer, run, data, before, after, seconds)
         print(before_and_after(before, after))
+        if worse_than_untrained(trainer, before[0], after[0]):
+            print(advice(str(args.metric_for_best_model), before[0], after[0]), file=sys.stderr)
         print(f"\nThe encoder is in {folder}: csekit.load_encoder({str(folder)!r})")
     if args.push_to_hub:
         with one_line_errors():
@@ -250,7 +244,9 @@ def run_results(
         "backbone": Path(str(run.model_name_or_path)).name,
         "overlap": data.overlap.describe(data.filtered) if data.overlap is not None else None,
         "config": known["config"] | {"dropout": run.dropout},
-        "dev": known["dev"] | {"before": before[0], "after": after[0]},
+        "dev": known["dev"]
+        | {"before": before[0], "after": after[0]}
+        | ({"worse_than_untrained": True} if worse_than_untrained(trainer, before[0], after[0]) else {}),
         "before": before[1].to_dict() if before[1] else None,
         "test": after[1].to_dict() if after[1] else None,
         "environment": environment(),
@@ -273,6 +269,23 @@ def write_run(
     path = write_results(folder / "results.json", results, similarities=similarities, overwrite=True)
     write_model_card(folder, results, base_model=str(run.model_name_or_path))
     return path
+
+
+def worse_than_untrained(trainer: CSETrainer, before: dict[str, float], after: dict[str, float]) -> bool:
+    """Return True if the score that chose the checkpoint is worse than that of the untrained encoder."""
+    metric, better = trainer.args.metric_for_best_model, trainer.args.greater_is_better
+    if metric is None or metric not in before or metric not in after:
+        return False
+    return before[metric] > after[metric] if better else before[metric] < after[metric]
+
+
+def advice(metric: str, before: dict[str, float], after: dict[str, float]) -> str:
+    """Return a warning with both scores, and what to try."""
+    return (
+        f"warning: the trained encoder is worse than the untrained one: {metric} {before[metric]:.2f} before, "
+        f"{after[metric]:.2f} after. Try a third of the --learning_rate, a smaller --eval_steps, another --pooling, "
+        "or texts that are more like those of your dev set."
+    )
 
 
 def before_and_after(
