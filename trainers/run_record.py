@@ -71,6 +71,12 @@ def own_modules(trainer: Any) -> list[str]:
     return sorted(script if name == "__main__" else name for name in names if name.split(".")[0] != "csekit")
 
 
+def method_of(kind: type) -> str:
+    """Return the method that a model's class is, or derives from."""
+    names = {method: name for name, method in METHODS.items()}
+    return next((names[base] for base in kind.__mro__ if base in names), "joint")
+
+
 def warmup_of(trainer: Any) -> dict[str, Any]:
     """Return the record of the objectives' warm-up under ``objective_warmup``, nothing for a run without one."""
     path = Path(str(trainer.args.output_dir)) / OBJECTIVES_FOLDER / RECORD
@@ -94,9 +100,7 @@ def trainer_results(trainer: Any) -> dict[str, Any]:
     return (
         {
             "name": Path(str(trainer.args.output_dir)).resolve().name,
-            "method": next(
-                (name for name, kind in METHODS.items() if kind is type(trainer.model)), encoder.model_type
-            ),
+            "method": method_of(type(trainer.model)),
             "backbone": Path(trainer.model.backbone.name_or_path or "").name or encoder.model_type,
             "corpus": trainer.corpus.describe(),
             "positives": positives_of(trainer),

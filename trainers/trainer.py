@@ -19,8 +19,10 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from csekit.encoding.encoder import encode, evaluating
+from csekit.encoding.provenance import environment
 from csekit.evaluation.geometry import label_free_criteria
 from csekit.evaluation.pairs import Pairs
+from csekit.evaluation.results import write_results
 from csekit.evaluation.sts import EmbeddedPairs, score_pairs
 from csekit.evaluation.transfer import evaluate_transfer
 from csekit.evaluation.transfer_data import TransferTask
@@ -37,6 +39,7 @@ from csekit.trainers.callbacks import GeometryCallback
 from csekit.trainers.data.augmentation import check_augmentation, make_augmentation
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.datasets import StreamingSentenceDataset
+from csekit.trainers.hub.card import write_model_card
 from csekit.trainers.hub.hub_trainer import HubTrainer
 from csekit.trainers.objective_warmup import (
     OBJECTIVES_FOLDER,
@@ -302,11 +305,26 @@ class CSETrainer(HubTrainer):
     # The end of a run
 
     def save_run(self) -> Path:
-        """Write the current model to ``training/`` and export it to the root, if its pooling has a plain form.
+        """Write the run's folder as the training scripts do: the model, ``results.json`` and the model card.
+
+        The model goes to ``training/`` and, if its pooling has a plain form, is exported to the root. The results hold
+        the settings, the log and the dev scores; ``csekit card --results`` adds other scores to the card.
 
         Returns:
             the folder to load from.
         """
+        folder = self.save_models()
+        if self.is_world_process_zero():
+            self.write_record()
+        return folder
+
+    def write_record(self) -> None:
+        results = self.results() | {"environment": environment()}
+        folder = Path(str(self.args.output_dir))
+        write_results(folder / "results.json", results, overwrite=True)
+        write_model_card(folder, results, base_model=self.model.backbone.name_or_path or "")
+
+    def save_models(self) -> Path:
         training = self.save_training()
         if not self.args.should_save:
             return training

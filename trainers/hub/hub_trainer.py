@@ -9,7 +9,6 @@ from transformers.trainer_utils import HubStrategy
 from csekit.modeling import CSEModel
 from csekit.modeling.export import check_exportable
 from csekit.trainers.base_trainer import TermsTrainer
-from csekit.trainers.hub.card import write_model_card
 from csekit.trainers.hub.publishing import check_access, push_run
 
 
@@ -73,12 +72,12 @@ class HubTrainer(TermsTrainer):
         if not options.get("custom_code"):
             check_exportable(self.model.config.pooling)
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        self.save_run()
+        self.save_models()
         if not self.is_world_process_zero():
             return None
         folder = Path(str(self.args.output_dir))
         if not (folder / "README.md").is_file():
-            write_model_card(folder, self.results(), base_model=self.model.backbone.name_or_path or "")
+            self.write_record()
         private = self.args.hub_private_repo if private is None else private
         return push_run(
             folder,
@@ -90,10 +89,10 @@ class HubTrainer(TermsTrainer):
             **options,
         )
 
-    def save_run(self) -> Path:
-        """Write the run's folder."""
+    def save_models(self) -> Path:
+        """Write the model into the run's folder."""
         raise NotImplementedError
 
-    def results(self) -> dict[str, Any]:
-        """Return the results of the run, for its card."""
+    def write_record(self) -> None:
+        """Write the results and the card of the run into its folder."""
         raise NotImplementedError

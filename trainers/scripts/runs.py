@@ -207,7 +207,7 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
     if trainer.stop_on_terminate.interrupted:
         return 143
     seconds = {"train": time.monotonic() - training}
-    folder = trainer.save_run()
+    folder = trainer.save_models()
     if trainer.is_world_process_zero():
         after = score_run(trainer, data.tests)
         seconds["total"] = time.monotonic() - started

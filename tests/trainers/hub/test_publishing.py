@@ -406,6 +406,30 @@ def test_a_trainer_as_a_library(
     assert not [path for path in Path(output).rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
 
 
+SAVED = LIBRARY.replace("print(trainer.push_to_hub(training=False).commit_url)", "print(trainer.save_run())")
+
+
+def test_the_commands_take_a_run_of_a_trainer(
+    hub: Any, worker: Worker, words: list[str], small_backbone: Path, tmp_path: Path
+) -> None:
+    """``save_run`` leaves what the scripts leave: the encoder, the results and the card."""
+    texts, run = words[words.index("--train_file") + 1], tmp_path / "mine"
+    code = SAVED.format(backbone=str(small_backbone), output=str(run), texts=texts, token=TOKEN)
+    done = worker.job(token=None, code=code)
+    assert done.code == 0, done.errors
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    assert (results["method"], results["backbone"], results["corpus"]["used"]) == ("simcse", "tiny-bert", 24)
+    assert ModelCard.load(run / "README.md").data.library_name == "sentence-transformers"
+    for argv in (
+        ["card", str(run), "--license", "mit"],
+        ["report", str(run), "--output", str(tmp_path / "page.html")],
+        ["push", str(run), "me/mine"],
+    ):
+        done = worker.job(argv=argv)
+        assert done.code == 0, (argv, done.errors)
+    assert ModelCard(hub.repositories["me/mine"].files()["README.md"].decode()).data.license == "mit"
+
+
 # The method's own class, where csekit is not
 
 
