@@ -67,6 +67,7 @@ setup(
         "pyyaml>=6.0.1",
         "scikit-learn>=1.6",
         "scipy>=1.15",
+        "rich>=13.9",
         "typer>=0.16",
     ],
     extras_require={

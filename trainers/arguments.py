@@ -7,6 +7,7 @@ import torch
 from transformers import TrainingArguments
 
 from csekit.trainers.data.augmentation import make_augmentation
+from csekit.trainers.progress import LOG_FORMATS
 
 #: Steps between evaluations, and how often a shorter run is evaluated.
 EVAL_STEPS, EVALUATIONS = 125, 8
@@ -43,6 +44,10 @@ class RunTrainingArguments(TrainingArguments):
     )
     remove_unused_columns: bool = field(default=False, metadata={"help": "The collator reads rows as they are."})
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter is used."})
+    log_format: str = field(
+        default="table",
+        metadata={"help": "Log entries on the terminal: table (aligned columns) or json (a line each)."},
+    )
     hub_strategy: str = field(default="end", metadata={"help": "Must be end: the whole run is published at the end."})
     accelerator_config: dict | str | None = field(  # type: ignore[type-arg]
         default_factory=lambda: {"dispatch_batches": False},
@@ -54,6 +59,8 @@ class RunTrainingArguments(TrainingArguments):
             self.resume_from_checkpoint = str(self.resume_from_checkpoint).lower() == "true"  # type: ignore[assignment]
         if self.save_steps is None:
             self.save_steps = self.eval_steps or 500
+        if self.log_format not in LOG_FORMATS:
+            raise ValueError(f"log_format must be one of {', '.join(map(repr, LOG_FORMATS))}, got {self.log_format!r}")
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         super().__post_init__()
 

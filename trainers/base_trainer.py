@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import RandomSampler
-from transformers import Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from csekit.modeling.distributed import world_size
 from csekit.trainers.callbacks import Report, StopOnTerminate
 from csekit.trainers.data.datasets import EpochMixin, SetEpochCallback, ShuffledRows
+from csekit.trainers.progress import ProgressLines
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ class TermsTrainer(Trainer):
         self.stop_on_terminate = StopOnTerminate()
         own = [SetEpochCallback(train_dataset), Report(), self.stop_on_terminate]
         super().__init__(train_dataset=train_dataset, callbacks=[*own, *callbacks], **kwargs)
+        self.remove_callback(ProgressCallback)
+        self.remove_callback(PrinterCallback)
+        self.add_callback(ProgressLines(self.args.log_format))
 
     @property
     def training_dir(self) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import BertConfig, PrinterCallback, ProgressCallback
+from transformers import BertConfig, ProgressCallback
 
 from csekit import __version__
 from csekit.modeling import InfoCSEForPreTraining, InfoCSEPretrainingConfig
@@ -28,6 +28,7 @@ from csekit.trainers.arguments import PretrainingArguments
 from csekit.trainers.batches.packing import pack
 from csekit.trainers.data.tokenizer_training import train_tokenizer
 from csekit.trainers.pretraining import PretrainingTrainer, small_budget_init_
+from csekit.trainers.progress import ProgressLines
 from csekit.trainers.scripts.run_arguments import RunArguments
 
 logger = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ def _pretrain(sentences: list[str], settings: DemoSettings, folder: Path, progre
         use_cpu=True,
     )
     trainer = PretrainingTrainer(model, args, blocks, tokenizer, unseen)
-    trainer.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
+    trainer.remove_callback(ProgressLines)
     if progress:
         trainer.add_callback(QuietProgress)
     trainer.train()

@@ -1,0 +1,76 @@
+"""The lines that a training prints."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OPTIONS = {"max_steps": 8, "eval_steps": 4, "logging_steps": 2, "label_free_samples": 0}
+
+
+def lines(small_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> tuple[Any, list[str]]:
+    """A trainer after its training, and what it printed."""
+    trainer = small_run(tmp_path / "run", dev=True, **OPTIONS | options)
+    capsys.readouterr()
+    trainer.train()
+    return trainer, capsys.readouterr().out.splitlines()
+
+
+def test_a_line_for_each_log_entry_in_aligned_columns(
+    small_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer, printed = lines(small_run, tmp_path, capsys, method="informin")
+    heads = [line for line in printed if line.split()[0] == "step"]
+    rows = [line.split() for line in printed if line.split()[0] != "step"]
+    assert heads[0].split() == [
+        "step",
+        "epoch",
+        "loss",
+        "contrastive",
+        "reconstruction",
+        "rate",
+        "grad_norm",
+        "rows/s",
+        "left",
+    ]
+    assert heads[-1].split()[3:6] == ["contrastive", "reconstruction", "dev_spearman"]
+    assert [int(row[0]) for row in rows] == [2, 4, 6, 8]
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [row[2] for row in rows] == [f"{entry['loss']:.4f}" for entry in logged]
+    scores = [entry["eval_dev_spearman"] for entry in trainer.state.log_history if "eval_dev_spearman" in entry]
+    shown = [row[5] for row in rows if row[0] in ("4", "8")]
+    assert [score.rstrip("*") for score in shown] == [f"{score:.2f}" for score in scores]
+    assert [score.endswith("*") for score in shown] == [True, scores[1] > scores[0]]
+    # a column's numbers end where its name ends
+    starts = heads[-1]
+    for line in (line for line in printed[printed.index(starts) + 1 :]):
+        assert line[: starts.index("epoch") + len("epoch")].rstrip()[-1].isdigit()
+        assert re.fullmatch(r"\d+\.\d{4}", line[: starts.index("loss") + len("loss")].split()[-1])
+
+
+def test_json_lines(small_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer, printed = lines(small_run, tmp_path, capsys, log_format="json")
+    entries = [json.loads(line) for line in printed]
+    expected = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
+    assert len(entries) == len(expected)
+    assert [entry.get("loss") for entry in entries] == [entry.get("loss") for entry in expected]
+    assert [entry["step"] for entry in entries] == [entry["step"] for entry in expected]
+
+
+def test_only_the_main_process_prints(small_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = small_run(tmp_path / "run", dev=True, **OPTIONS)
+    capsys.readouterr()
+    trainer.state.is_world_process_zero = False
+    handler = trainer.callback_handler
+    trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
+    trainer.control = handler.on_log(trainer.args, trainer.state, trainer.control, {"loss": 1.0})
+    handler.on_step_begin(trainer.args, trainer.state, trainer.control)
+    trainer.stop_on_terminate.restore()
+    assert capsys.readouterr().out == ""
+
+
+def test_an_unknown_format_is_refused(small_run: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="log_format must be one of 'table', 'json', got 'xml'"):
+        small_run(tmp_path / "run", log_format="xml")
