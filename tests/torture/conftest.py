@@ -28,7 +28,7 @@ OUTCOMES = ("held", "told in one line", "traceback", "silently wrong", "lost")
 BROKEN = OUTCOMES[2:]
 SEED = int(os.environ.get("TORTURE_SEED", "0"))
 MINUTES = float(os.environ.get("TORTURE_MINUTES", "5"))
-RESULTS = Path(os.environ.get("TORTURE_RESULTS", ROOT / "experiments/results/torture/torture.json"))
+RESULTS = Path(os.environ.get("TORTURE_RESULTS", ROOT / "experiments/results/torture/kills.json"))
 
 
 class Tally:
@@ -66,11 +66,13 @@ class Tally:
         )
 
     def write(self, path: Path, minutes: float) -> None:
-        from csekit.encoding.provenance import environment, write_json
+        from csekit.encoding.provenance import environment
+        from csekit.evaluation.results import write_results
 
         rows = {name: {"tried": n.total(), **{o: n[o] for o in OUTCOMES}} for name, n in sorted(self.rows.items())}
         settings = {"seed": SEED, "minutes": round(minutes, 1)}
-        write_json(path, {**settings, "rows": rows, "broken": self.broken, "environment": environment()})
+        found = {**settings, "rows": rows, "broken": self.broken, "environment": environment()}
+        write_results(path, found, overwrite=True)
 
 
 _tally = Tally()
