@@ -1,4 +1,6 @@
-.PHONY: format lint type test
+.PHONY: format lint type test torture
+
+MINUTES ?= 20
 
 format:
 	ruff format .
@@ -14,3 +16,6 @@ type:
 
 test:
 	python -m pytest
+
+torture:
+	TORTURE_MINUTES=$(MINUTES) python -m pytest -m torture $(wildcard tests/torture/kills_*.py tests/torture/fuzz_*.py)

@@ -83,14 +83,18 @@ def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def first_difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """Return (name, old value, new value) of the first field that differs; None where all are equal."""
+def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (name, old value, new value) of each field that differs."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
-            if found := first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else key):
-                return found
-        return None
-    return None if old == new else (name, old, new)
+            yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+    elif old != new:
+        yield name, old, new
+
+
+def first_difference(old: Any, new: Any) -> tuple[str, Any, Any] | None:
+    """Return (name, old value, new value) of the first field that differs; None where all are equal."""
+    return next(differences(old, new), None)
 
 
 class ArraySink:

@@ -17,7 +17,9 @@ import time
 from transformers import set_seed
 
 from csekit.trainers import PretrainingTrainer, pack
+from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.scripts.pretraining_runs import (
+    PretrainRunArguments,
     heldout_table,
     load_texts,
     make_model,
@@ -25,7 +27,7 @@ from csekit.trainers.scripts.pretraining_runs import (
     parse_pretrain_arguments,
     write_pretraining,
 )
-from csekit.trainers.scripts.runs import check_output_dir, one_line_errors
+from csekit.trainers.scripts.runs import one_line_errors, run_folder
 
 
 def main() -> int:
@@ -34,22 +36,28 @@ def main() -> int:
 
     with one_line_errors():
         run.check()
-        check_output_dir(run, args)
-        corpus, texts, unseen = load_texts(run)
-        tokenizer = make_tokenizer(run, texts)
-        blocks = pack(texts, tokenizer, args.block_length, args.whole_word_masking)
-        heldout = pack(unseen, tokenizer, args.block_length, args.whole_word_masking) if unseen else None
-        print(
-            f"{corpus.name}: {corpus.report.summary()}; {blocks.lengths_N.sum():,} tokens of {len(tokenizer):,} kinds "
-            f"in {len(blocks):,} blocks, {len(heldout) if heldout is not None else 0:,} held out"
-        )
-        set_seed(args.seed)
-        model = make_model(run, tokenizer, blocks)
-        trainer = PretrainingTrainer(model, args, blocks, tokenizer, heldout)
+    with run_folder(run, args):
+        with one_line_errors():
+            corpus, texts, unseen = load_texts(run)
+            tokenizer = make_tokenizer(run, texts)
+            blocks = pack(texts, tokenizer, args.block_length, args.whole_word_masking)
+            heldout = pack(unseen, tokenizer, args.block_length, args.whole_word_masking) if unseen else None
+            print(
+                f"{corpus.name}: {corpus.report.summary()}; {blocks.lengths_N.sum():,} tokens of {len(tokenizer):,} "
+                f"kinds in {len(blocks):,} blocks, {len(heldout) if heldout is not None else 0:,} held out"
+            )
+            set_seed(args.seed)
+            model = make_model(run, tokenizer, blocks)
+            trainer = PretrainingTrainer(model, args, blocks, tokenizer, heldout)
+            trainer.check_resume(args.resume_from_checkpoint)
+        return train_and_export(trainer, run, corpus, started)
 
+
+def train_and_export(trainer: PretrainingTrainer, run: PretrainRunArguments, corpus: Corpus, started: float) -> int:
+    """Score the held-out text, train, export, score again; write the results file. Return the exit code."""
     before = trainer.heldout_scores()
     training = time.monotonic()
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
     if trainer.stop_on_terminate.interrupted:
         return 143
     seconds = {"train": time.monotonic() - training}

@@ -17,11 +17,11 @@ import time
 from csekit.trainers import parse_run_arguments
 from csekit.trainers.scripts.runs import (
     SUPERVISED,
-    check_output_dir,
     check_positives,
     load_data,
     make_trainer,
     one_line_errors,
+    run_folder,
     train_and_score,
 )
 
@@ -31,11 +31,12 @@ def main() -> int:
     run, args, fields = parse_run_arguments(defaults=SUPERVISED)
     with one_line_errors():
         run.check()
-        check_output_dir(run, args)
-        data = load_data(run, args)
-        check_positives(data.corpus)
-        trainer = make_trainer(run, args, fields, data)
-    return train_and_score(trainer, run, data, started)
+    with run_folder(run, args):
+        with one_line_errors():
+            data = load_data(run, args)
+            check_positives(data.corpus)
+            trainer = make_trainer(run, args, fields, data)
+        return train_and_score(trainer, run, data, started)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from csekit.trainers import parse_run_arguments
 from csekit.trainers.scripts.demo import DEMO, with_demo
-from csekit.trainers.scripts.runs import check_output_dir, load_data, make_trainer, one_line_errors, train_and_score
+from csekit.trainers.scripts.runs import load_data, make_trainer, one_line_errors, run_folder, train_and_score
 
 REAL_RUN = """For a real run:
   python examples/run_unsup.py --model_name_or_path bert-base-uncased --train_file sentences.txt
@@ -31,15 +31,15 @@ def main() -> int:
         run, args, fields = parse_run_arguments(defaults=DEMO)
         run.overwrite |= args.output_dir == DEMO["output_dir"]  # the demo replaces its own earlier run
 
-    with one_line_errors():
-        check_output_dir(run, args)
-        if demo:
-            with args.main_process_first(desc="demo encoder"):
-                run = with_demo(run, Path(__file__).parent / "demo")
-        run.check()
-        data = load_data(run, args)
-        trainer = make_trainer(run, args, fields, data)
-    status = train_and_score(trainer, run, data, started)
+    with run_folder(run, args):
+        with one_line_errors():
+            if demo:
+                with args.main_process_first(desc="demo encoder"):
+                    run = with_demo(run, Path(__file__).parent / "demo")
+            run.check()
+            data = load_data(run, args)
+            trainer = make_trainer(run, args, fields, data)
+        status = train_and_score(trainer, run, data, started)
     if demo and status == 0 and trainer.is_world_process_zero():
         print(REAL_RUN)
     return status

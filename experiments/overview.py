@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.clock import Clock
+from experiments.processes import still_runs
 from experiments.records import TrialRecords
 from experiments.summary import chosen_trials
 from experiments.trial import Trial
@@ -34,6 +35,8 @@ def matrix(records: TrialRecords, clock: Clock) -> tuple[str, float]:
         known = {other.name: other for other in chosen_trials(experiment, records)}.get(trial.name) if waits else trial
         result = None if known is None else records.result(known)
         status = (records.state(trial) or {}).get("status", "after the grid" if known is None else "")
+        if status == "running" and not still_runs(records.folder(trial)):
+            status = "killed"  # and its driver with it: the next call resumes it
         seconds = clock.seconds(trial)
         finished += result is not None
         if elsewhere:

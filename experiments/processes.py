@@ -86,6 +86,12 @@ def wait_for_left_behind(folder: Path, say: Callable[[str], None] = print) -> No
     remove_note(folder)
 
 
+def still_runs(folder: Path) -> bool:
+    """Say whether the process of a trial runs; True also where it is on another machine and cannot be looked at."""
+    note = _read(folder / NOTE)
+    return note is not None and is_alive(note) is not False
+
+
 def note_process(folder: Path, pid: int) -> None:
     """Write the note about a trial's process into its folder."""
     write_json(folder / NOTE, describe(pid))

@@ -1,9 +1,10 @@
 """The records of a plan's trials on disk.
 
 A plan has two folders. ``output_dir/<experiment>/<trial>/`` is the working folder of a run, with ``trial.json`` (its
-arguments, how often it was started, how it ended) and ``log.txt``. ``results_dir/<plan>/<experiment>/<trial>.json`` is
-the record: the run's ``results.json`` with one more key, ``trial``. A record is never replaced by a run with other
-arguments. Paths of the machine are cut to their last part before anything is recorded.
+arguments, how often it was started, how it ended, ``killed`` if its driver was) and ``log.txt``.
+``results_dir/<plan>/<experiment>/<trial>.json`` is the record: the run's ``results.json`` with one more key,
+``trial``. A record is never replaced by a run with other arguments. Paths of the machine are cut to their last part
+before anything is recorded.
 """
 
 import hashlib
@@ -90,6 +91,12 @@ class TrialRecords:
         if tail is not None:
             ending["tail"] = self._public(trial, tail)
         self._note(trial, ending)
+
+    def note_killed(self, trial: Trial) -> None:
+        """Note as ``killed`` what ``trial.json`` calls running: the driver that would have noted the end is gone."""
+        state = self.state(trial)
+        if state is not None and state.get("status") == "running":
+            write_json(self.folder(trial) / "trial.json", {**state, "status": "killed"})
 
     def drop_checkpoints(self, trial: Trial) -> None:
         """Delete the checkpoints of a finished trial."""

@@ -106,6 +106,7 @@ def run(args: argparse.Namespace, records: TrialRecords, clock: Clock) -> int:
     """Run the plan in an output folder that this process holds. Return the exit code."""
     for trial in records.plan.trials():
         wait_for_left_behind(records.folder(trial))
+        records.note_killed(trial)
     gpus = float(records.plan.device == "gpu") if args.num_gpus is None else args.num_gpus
     engine: Engine = RayTasks(args.num_cpus, gpus) if args.engine == "ray" else OneByOne()
     try:

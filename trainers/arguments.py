@@ -49,6 +49,10 @@ class RunTrainingArguments(TrainingArguments):
         metadata={"help": "Log entries on the terminal: table (aligned columns) or json (a line each)."},
     )
     hub_strategy: str = field(default="end", metadata={"help": "Must be end: the whole run is published at the end."})
+    allow_changed: list[str] | None = field(
+        default=None,
+        metadata={"help": "Settings that a resumed run may change, such as learning_rate or corpus."},
+    )
     accelerator_config: dict | str | None = field(  # type: ignore[type-arg]
         default_factory=lambda: {"dispatch_batches": False},
         metadata={"help": "Options of accelerate; batches are not dispatched."},

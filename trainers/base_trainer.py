@@ -5,9 +5,11 @@ Shape suffixes: S micro-batches of a logging window, T terms and diagnostics.
 
 import logging
 import os
+import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,22 @@ from torch.utils.data import RandomSampler
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
+from csekit.encoding.workers import end_with_parent
 from csekit.modeling.distributed import world_size
+from csekit.modeling.drafts import DiskFullError, full_disk_told, whole_files
+from csekit.modeling.export import MODEL_FILES
+from csekit.trainers.arguments import RunTrainingArguments
 from csekit.trainers.callbacks import Report, StopOnTerminate
+from csekit.trainers.checkpoints import MANIFEST, STATE, as_checkpoint, checked, finish_checkpoint, resumable
 from csekit.trainers.data.datasets import EpochMixin, SetEpochCallback, ShuffledRows
 from csekit.trainers.progress import ProgressLines
+from csekit.trainers.run_lock import check_held, held
+from csekit.trainers.run_settings import SETTINGS, RunSettings, argument_settings
 
 logger = logging.getLogger(__name__)
 
 TRAINING_FOLDER = "training"
+_STATE_FILES = (STATE, "training_args.bin")
 
 
 class NonFiniteLossError(RuntimeError):
@@ -43,10 +53,13 @@ class TermsTrainer(Trainer):
         callbacks, kwargs: as in Transformers.
     """
 
+    args: RunTrainingArguments
+
     def __init__(self, *, train_dataset: EpochMixin, callbacks: Sequence[TrainerCallback] = (), **kwargs: Any) -> None:
         self._window: list[Tensor] = []
         self._origins: list[tuple[int, Tensor | None]] = []  # step and rows of the corpus
         self._names: list[str] = []
+        self._settings = RunSettings({})
         self.stop_on_terminate = StopOnTerminate()
         own = [SetEpochCallback(train_dataset), Report(), self.stop_on_terminate]
         super().__init__(train_dataset=train_dataset, callbacks=[*own, *callbacks], **kwargs)
@@ -63,18 +76,57 @@ class TermsTrainer(Trainer):
         return self.training_dir if trial is None else super()._get_output_dir(trial)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:  # type: ignore[override]
-        """Train as Transformers does. ``True`` resumes from the last complete checkpoint, or starts from the beginning
-        if there is none.
+        """Train as Transformers does. ``True`` resumes from the last whole checkpoint, or starts from the beginning if
+        there is none. The run's folder is locked meanwhile.
 
         A resumed run is bitwise equal to an uninterrupted one on the same kind of machine, with any number of workers.
         The exception is ``dataloader_persistent_workers``: their start draws from the global random state.
+
+        Raises:
+            FolderInUseError: another process works in the run's folder.
+            CheckpointError: the named checkpoint is not there, or is broken.
+            SettingsChangedError: the settings are not those of the run that is resumed, see ``allow_changed``.
+            DiskFullError: there is no room for a checkpoint. Those before it are whole.
         """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_checkpoint(self.training_dir)
-        try:
-            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-        finally:
-            self.stop_on_terminate.restore()
+        with self.locked():
+            checkpoint, self._settings = self._resumed(resume_from_checkpoint)
+            if self.args.process_index == 0:
+                self._settings.write(Path(self.training_dir))
+            try:
+                return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+            finally:
+                self.stop_on_terminate.restore()
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the run's folder inside the context, on the main process. Raises FolderInUseError."""
+        return held(str(self.args.output_dir)) if self.args.process_index == 0 else nullcontext()
+
+    def check_resume(self, resume_from_checkpoint: str | bool | None) -> str | None:
+        """Return the checkpoint that :meth:`train` would resume from, None for a new start; raise what it would raise
+        for one that cannot be resumed."""
+        return self._resumed(resume_from_checkpoint)[0]
+
+    def _resumed(self, wanted: str | bool | None) -> tuple[str | None, RunSettings]:
+        """Return the checkpoint to resume from, None for a new start, and the record of the run."""
+        settings, training = self.run_settings(), Path(self.training_dir)
+        if not wanted:
+            return None, RunSettings(settings)
+        folder = training if wanted is True else checked(Path(str(wanted))).parent
+        record = RunSettings.read(folder)
+        needs_best = bool(self.args.load_best_model_at_end)
+        lineage = record.lineage if record else {}
+        checkpoint = resumable(training, lineage, needs_best) if wanted is True else Path(str(wanted))
+        if record is None:
+            if checkpoint is not None:
+                logger.warning("%s: the run recorded no settings, so they were not compared", folder)
+            return None if checkpoint is None else str(checkpoint), RunSettings(settings)
+        step = None if wanted is True or checkpoint is None else as_checkpoint(checkpoint).step
+        continued = record.continued(settings, self.args.allow_changed or [], folder / SETTINGS, step)
+        return (None, RunSettings(settings)) if checkpoint is None else (str(checkpoint), continued)
+
+    def run_settings(self) -> dict[str, Any]:
+        """Return the settings that decide the run's result, as flat plain values."""
+        return argument_settings(self.args)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """Fetch batches as Transformers does, but no further step for a finished run that is resumed."""
@@ -82,6 +134,13 @@ class TermsTrainer(Trainer):
             self.control.should_training_stop = True
             return [], None
         return super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def get_train_dataloader(self) -> Any:
+        """Return Transformers' loader, whose workers end with this process."""
+        prepared: Any = super().get_train_dataloader()
+        loader = getattr(prepared, "base_dataloader", prepared)  # accelerate wraps it
+        loader.worker_init_fn = partial(_start_worker, loader.worker_init_fn)
+        return prepared
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         sampler = super()._get_train_sampler(train_dataset)
@@ -151,21 +210,40 @@ class TermsTrainer(Trainer):
             raise NonFiniteLossError(
                 f"step {self.state.global_step}: weights are not finite, so no checkpoint was written"
             )
-        super()._save_checkpoint(model, trial)
+        path = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+        keep, self.args.save_total_limit = self.args.save_total_limit, None  # older ones go when this one is whole
+        try:
+            with full_disk_told(path):
+                if self.args.should_save:
+                    check_held(str(self.args.output_dir))
+                    (path / MANIFEST).unlink(missing_ok=True)
+                super()._save_checkpoint(model, trial)
+                self.accelerator.wait_for_everyone()  # each process writes its random state
+                if self.args.should_save:
+                    finish_checkpoint(path, self._settings.run, keep, self.state.best_model_checkpoint)
+        except DiskFullError as error:
+            shutil.rmtree(path, ignore_errors=True)
+            raise DiskFullError(
+                f"{error}; earlier checkpoints are whole: make room and continue with --resume_from_checkpoint True"
+            ) from error
+        finally:
+            self.args.save_total_limit = keep
 
     def save_training(self) -> Path:
-        """Write the model and the trainer's state to ``training/``."""
+        """Write the model and the trainer's state to ``training/``, whole or not at all."""
         training = Path(self.training_dir)
-        self.save_model(str(training), _internal_call=True)  # without this flag Transformers also publishes the model
-        if self.args.should_save:
-            self.state.save_to_json(str(training / "trainer_state.json"))
+        owned = (*MODEL_FILES, *_STATE_FILES)
+        with whole_files(training, owned) if self.args.should_save else nullcontext(training) as draft:
+            self.save_model(str(draft), _internal_call=True)  # without this flag Transformers also publishes the model
+            if self.args.should_save:
+                self.state.save_to_json(str(draft / STATE))
         return training
 
 
-def last_checkpoint(folder: str) -> str | None:
-    """Return the last complete checkpoint. Trainer state is written last, so an interrupted checkpoint has none."""
-    whole = [file.parent for file in Path(folder).glob("checkpoint-*/trainer_state.json")]
-    return str(max(whole, key=lambda checkpoint: int(checkpoint.name.split("-")[1]))) if whole else None
+def _start_worker(initialise: Callable[[int], None] | None, number: int) -> None:
+    end_with_parent()
+    if initialise is not None:
+        initialise(number)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import IntervalStrategy
@@ -24,7 +25,10 @@ from csekit.trainers.arguments import PretrainingArguments
 from csekit.trainers.base_trainer import TermsTrainer, warn_of_launcher, without_autocast
 from csekit.trainers.batches.masking import MaskingVocabulary
 from csekit.trainers.batches.packing import Blocks, PretrainingCollator
+from csekit.trainers.export_check import check_backbone
+from csekit.trainers.run_settings import array_digest, config_settings, plain, vocabulary_digest
 
+CHECKED_BLOCKS = 4  # blocks on which the exported encoder is compared with the trained one
 HELDOUT_SEED = 0  # seed of the masks of held-out text, the same for all runs
 
 
@@ -108,15 +112,46 @@ class PretrainingTrainer(TermsTrainer):
 
     def save_run(self) -> Path:
         """Write the model as it is to ``training/`` and export it to the root of the run's folder: a plain masked LM
-        with the auxiliary head in a subfolder.
+        with the auxiliary head in a subfolder. Load the encoder again and compare its states on a few blocks.
 
         Returns:
             the folder to load from.
+
+        Raises:
+            ExportMismatchError: the saved encoder is not the one in memory.
+            FolderInUseError: another process works in the run's folder.
+            DiskFullError: there is no room for it; an earlier export stays.
         """
-        self.save_training()
-        if self.args.should_save:
-            self.model.export_checkpoint(str(self.args.output_dir), self.tokenizer)
-        return Path(str(self.args.output_dir))
+        folder = Path(str(self.args.output_dir))
+        with self.locked():
+            self.save_training()
+            if self.args.should_save:
+                self.model.export_checkpoint(folder, self.tokenizer)
+                self._check_saved(folder)
+        return folder
+
+    @torch.no_grad()
+    def _check_saved(self, folder: Path) -> None:
+        blocks: Any = self.train_dataset
+        ids_bL = torch.from_numpy(blocks.ids_NL[:CHECKED_BLOCKS].astype(np.int64))
+        real_bL = torch.arange(ids_bL.shape[1]) < torch.from_numpy(blocks.lengths_N[:CHECKED_BLOCKS])[:, None]
+        batch = {"input_ids": ids_bL, "attention_mask": real_bL.long()}
+        with without_autocast(self.model), evaluating(self.model):
+            here = {name: value.to(self.args.device) for name, value in batch.items()}
+            states_bLH = self.model.backbone(**here).last_hidden_state
+        check_backbone(folder, batch, states_bLH)
+
+    def run_settings(self) -> dict[str, Any]:
+        """Return the settings that decide the run's result: arguments, model, text, tokenizer."""
+        blocks: Any = self.train_dataset
+        heldout = () if self.heldout is None else (self.heldout.ids_NL,)
+        own = {
+            "model_name_or_path": Path(self.model.backbone.name_or_path or "").name,
+            "tokenizer": vocabulary_digest(self.tokenizer),
+            "corpus": {"checksum": array_digest(blocks.ids_NL, blocks.words_NL), "blocks": len(blocks)},
+            "heldout": {"checksum": array_digest(*heldout)},
+        }
+        return {**super().run_settings(), **config_settings(self.model.config), **plain(own)}
 
 
 def _check(

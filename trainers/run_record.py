@@ -85,6 +85,20 @@ def warmup_of(trainer: Any) -> dict[str, Any]:
     return {"objective_warmup": json.loads(path.read_text(encoding="utf-8"))}
 
 
+def kept_step(trainer: Any) -> int | None:
+    """Return the step whose weights are kept: the best one, or the last one."""
+    state, args = trainer.state, trainer.args
+    best = args.load_best_model_at_end and args.metric_for_best_model
+    step: int | None = state.best_global_step if best else state.global_step
+    return step
+
+
+def kept_scores(trainer: Any) -> dict[str, float]:
+    """Return the scores of the kept step, measured during training; {} if it was not scored."""
+    step = kept_step(trainer)
+    return next((entry for entry in history(trainer)[0] if entry["step"] == step), {})
+
+
 def trainer_results(trainer: Any) -> dict[str, Any]:
     """Return the results that a trainer holds, as plain values. ``dev.after`` holds the scores of the step that was
     kept, measured during training."""
@@ -95,8 +109,6 @@ def trainer_results(trainer: Any) -> dict[str, Any]:
     kept["objectives"] = [without_folders(objective) for objective in kept.get("objectives", [])]
     encoder = trainer.model.config.encoder_config
     imports = own_modules(trainer)
-    step = trainer.state.best_global_step if metric else trainer.state.global_step
-    kept_scores = next((entry for entry in evaluations if entry["step"] == step), {})
     return (
         {
             "name": Path(str(trainer.args.output_dir)).resolve().name,
@@ -110,8 +122,10 @@ def trainer_results(trainer: Any) -> dict[str, Any]:
             "dev": {
                 "metric": metric,
                 "best": trainer.state.best_metric if metric else None,
-                "step": step,
-                "after": {name: value for name, value in kept_scores.items() if name != "step" and "/" not in name},
+                "step": kept_step(trainer),
+                "after": {
+                    name: value for name, value in kept_scores(trainer).items() if name != "step" and "/" not in name
+                },
                 "history": [{**entry, "value": entry.get(str(metric))} for entry in evaluations],
             },
             "test": None,

@@ -29,16 +29,18 @@ from csekit.evaluation.transfer_data import TransferTask
 from csekit.modeling import CSEModel
 from csekit.modeling.backbone import dropout_fields
 from csekit.modeling.distributed import world_size
+from csekit.modeling.drafts import full_disk_told
 from csekit.modeling.export import check_exportable, length_limit
 from csekit.modeling.fast_compile import compile_layers
 from csekit.modeling.tokenization import pad, tokenize, training_length
 from csekit.trainers.arguments import EVAL_STEPS, EVALUATIONS, CSETrainingArguments
-from csekit.trainers.base_trainer import TRAINING_FOLDER, last_checkpoint, warn_of_launcher, without_autocast
+from csekit.trainers.base_trainer import TRAINING_FOLDER, warn_of_launcher, without_autocast
 from csekit.trainers.batches.collator import CSECollator, check_length
 from csekit.trainers.callbacks import GeometryCallback
 from csekit.trainers.data.augmentation import check_augmentation, make_augmentation
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.datasets import StreamingSentenceDataset
+from csekit.trainers.export_check import check_embeddings, check_score
 from csekit.trainers.hub.card import write_model_card
 from csekit.trainers.hub.hub_trainer import HubTrainer
 from csekit.trainers.objective_warmup import (
@@ -49,10 +51,12 @@ from csekit.trainers.objective_warmup import (
     own_parameters,
     save_objectives,
 )
-from csekit.trainers.run_record import history, trainer_results
+from csekit.trainers.run_record import history, kept_scores, trainer_results
+from csekit.trainers.run_settings import config_settings, digest, plain, vocabulary_digest
 
 logger = logging.getLogger(__name__)
 
+CHECKED_TEXTS = 32  # training sentences that are embedded to check an export without a dev set
 LABEL_FREE = {"alignment": False, "uniformity": False, "effective_rank": True}  # True: greater is better
 
 
@@ -154,14 +158,12 @@ class CSETrainer(HubTrainer):
     # The objectives' warm-up
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:  # type: ignore[override]
-        started = isinstance(resume_from_checkpoint, str) or (
-            bool(resume_from_checkpoint) and last_checkpoint(self.training_dir) is not None
-        )
-        if self.args.objective_warmup_steps and not started:
-            self.warm_up_objectives(resume=bool(resume_from_checkpoint))
-            if self.stop_on_terminate.interrupted:
-                return TrainOutput(0, 0.0, {})
-        return super().train(resume_from_checkpoint, **kwargs)
+        with self.locked():
+            if self.args.objective_warmup_steps and self.check_resume(resume_from_checkpoint) is None:
+                self.warm_up_objectives(resume=bool(resume_from_checkpoint))
+                if self.stop_on_terminate.interrupted:
+                    return TrainOutput(0, 0.0, {})
+            return super().train(resume_from_checkpoint, **kwargs)
 
     def warm_up_objectives(self, resume: bool = False) -> None:
         """Train the objectives' own weights alone for ``objective_warmup_steps``, and save them in
@@ -195,7 +197,8 @@ class CSETrainer(HubTrainer):
         self.stop_on_terminate.interrupted = trainer.stop_on_terminate.interrupted
         if not self.stop_on_terminate.interrupted and self.is_world_process_zero():
             record = {"steps": args.max_steps, "learning_rate": args.learning_rate, "log": history(trainer)[1]}
-            save_objectives(self.model, folder, record)
+            with full_disk_told(folder):
+                save_objectives(self.model, folder, record)
             shutil.rmtree(folder / TRAINING_FOLDER, ignore_errors=True)
 
     # Optimiser: one group per rate, one clipping norm per clip group
@@ -308,15 +311,21 @@ class CSETrainer(HubTrainer):
         """Write the run's folder as the training scripts do: the model, ``results.json`` and the model card.
 
         The model goes to ``training/`` and, if its pooling has a plain form, is exported to the root. The results hold
-        the settings, the log and the dev scores; ``csekit card --results`` adds other scores to the card.
+        the settings, the log and the dev scores; ``csekit card --scores`` adds other scores to the card.
 
         Returns:
             the folder to load from.
+
+        Raises:
+            ExportMismatchError: the saved encoder is not the one that training selected.
+            FolderInUseError: another process works in the run's folder.
+            DiskFullError: there is no room for it; an earlier export stays.
         """
-        folder = self.save_models()
-        if self.is_world_process_zero():
-            self.write_record()
-        return folder
+        with self.locked():
+            folder = self.save_models()
+            if self.is_world_process_zero():
+                self.write_record()
+            return folder
 
     def write_record(self) -> None:
         results = self.results() | {"environment": environment()}
@@ -325,14 +334,46 @@ class CSETrainer(HubTrainer):
         write_model_card(folder, results, base_model=self.model.backbone.name_or_path or "")
 
     def save_models(self) -> Path:
-        training = self.save_training()
-        if not self.args.should_save:
-            return training
-        try:
-            return self.model.export(str(self.args.output_dir), self.tokenizer)
-        except ValueError as error:
-            logger.warning("%s", error)
-            return training
+        """Write the model, load what was written and compare its dev score with the record; without a dev set compare
+        some embeddings. Return and errors are those of :meth:`save_run`."""
+        with self.locked():
+            training = folder = self.save_training()
+            if not self.args.should_save:
+                return training
+            try:
+                folder = self.model.export(str(self.args.output_dir), self.tokenizer)
+            except ValueError as error:
+                logger.warning("%s", error)
+            self._check_saved(folder)
+            return folder
+
+    def _check_saved(self, folder: Path) -> None:
+        """Load the saved encoder and compare it with the record of the training, or with the weights in memory."""
+        if self.dev is None:
+            texts = [row[0] for row in self.corpus.sample(CHECKED_TEXTS)]
+            check_embeddings(folder, texts, self.embed(texts), self.args.device)
+            return
+        name = f"{self.dev.name}_spearman"
+        recorded = kept_scores(self).get(name)
+        if recorded is None:  # training did not score the step that is kept
+            recorded = self.dev_scores()[name]
+        exact = not self.args.bf16_full_eval and all(p.dtype == torch.float32 for p in self.model.parameters())
+        check_score(folder, self.dev, recorded, self.args.device, "fp32" if exact else "bf16")
+
+    def run_settings(self) -> dict[str, Any]:
+        """Return the settings that decide the run's result: arguments, model, corpus, dev set, tokenizer."""
+        corpus, dev = self.corpus.describe(), self.dev
+        if corpus["checksum"] or corpus["fingerprint"]:
+            del corpus["name"]  # the file may be renamed
+        pairs = () if dev is None else (*dev.sentences1, *dev.sentences2, *map(str, dev.scores))
+        own = {
+            "model_name_or_path": Path(self.model.backbone.name_or_path or "").name,
+            "tokenizer": vocabulary_digest(self.tokenizer),
+            "corpus": corpus,
+            "dev": {"name": dev and dev.name, "checksum": digest(pairs)},
+            "select_on": [task.name for task in self.transfer],
+        }
+        return {**super().run_settings(), **config_settings(self.model.config), **plain(own)}
 
     def results(self) -> dict[str, Any]:
         """Return the results of the run, for its card."""

@@ -9,9 +9,9 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 (``informin-ablations/lambda``), ``selection`` (see ``experiments.tables.selection``), ``plans`` (see
 ``experiments.tables.plans``), ``FOLDER/FILE`` for the file of
 a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
-``encode-memory``, ``costs/gaps-…``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see
-``experiments.tables.costs``; a ``costs`` table includes the backbone's ``parameters`` if measured; ``speed``: see
-``experiments.tables.retrieval``),
+``encode-memory``, ``safety``, ``torture``, ``costs/gaps-…``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``,
+``benchmarks/selection-…``: see ``experiments.tables.costs``; a ``costs`` table includes the backbone's ``parameters``
+if measured; ``speed``: see ``experiments.tables.retrieval``),
 ``frontdoor/beside``, ``frontdoor/methods`` and ``frontdoor/averages`` for the README (see
 ``experiments.tables.frontdoor``), ``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for
 all files of that folder, or ``evaluation/TABLE`` for those that ``csekit eval`` wrote (see
@@ -71,6 +71,7 @@ from experiments.tables.frontdoor import FRONTDOOR_TABLES
 from experiments.tables.geometry import clustering_table, geometry_table
 from experiments.tables.plans import plans_table
 from experiments.tables.retrieval import retrieval_table, speed_table
+from experiments.tables.safety import safety_table, torture_table
 from experiments.tables.scores import evaluation_table
 from experiments.tables.selection import selection_table
 
@@ -93,6 +94,8 @@ _BENCHMARKS = {
     "corpus": ("corpus.py", corpus_table),
     "collator": ("collator.py", collator_table),
     "gradients": ("term_gradients.py", term_gradients_table),
+    "safety": ("safety.py", safety_table),
+    "torture": ("../tests/torture", torture_table),
 }
 _EVALUATION = {
     "evaluation/retrieval": retrieval_table,

@@ -14,6 +14,7 @@ import pytest
 from csekit.evaluation.results import read_similarities
 from experiments.clock import Clock
 from experiments.plan import Plan, parse_options
+from experiments.processes import wait_for_left_behind
 from experiments.records import TrialRecords
 from experiments.summary import spread, summarise
 from experiments.trial import PlanError
@@ -98,6 +99,23 @@ def test_killed_half_way_it_goes_on_where_it_was(bench: Any) -> None:
     steps = Counter(line for line in bench.calls() if line.startswith("one/seed=42 step"))
     assert steps == {f"one/seed=42 step {step}": 1 for step in range(6)}
     assert bench.summary()["experiments"]["one"]["finished_seeds"] == [42, 43, 44]
+
+
+def test_a_trial_that_was_killed_with_its_driver_is_not_called_running(
+    bench: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its record said running for ever."""
+    bench.plan["experiments"].pop("two")
+    with bench.held(1):
+        process = bench.start()
+        bench.wait_for("one/learning_rate=0.0001 start")
+        process.kill()
+        process.communicate()
+        bench.wait_for("one/learning_rate=0.0001 terminated")
+    wait_for_left_behind(bench.folder / "runs" / "one" / "learning_rate=0.0001", say=lambda line: None)
+    assert bench.run("--dry_run") == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.rstrip().endswith("killed")]
+    assert "learning_rate=0.0001" in line
 
 
 def test_a_second_driver_is_refused(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:

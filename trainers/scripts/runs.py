@@ -5,7 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,12 @@ from csekit.evaluation.sts_data import STSTask, load_sts, load_stsb_dev
 from csekit.evaluation.transfer_data import TransferTask, load_transfer
 from csekit.modeling import METHODS
 from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
+from csekit.trainers.base_trainer import NonFiniteLossError
 from csekit.trainers.data.corpora import Corpus, load_corpus
 from csekit.trainers.data.subsets import Overlap, draw_fraction, find_overlap, without_rows
+from csekit.trainers.export_check import ExportMismatchError
 from csekit.trainers.hub.card import write_model_card
+from csekit.trainers.run_lock import FolderInUseError, held
 from csekit.trainers.run_record import trainer_results
 from csekit.trainers.scripts.run_arguments import CorpusArguments, RunArguments
 from csekit.trainers.trainer import CSETrainer, steps_of
@@ -44,8 +47,35 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        print(f"{Path(sys.argv[0]).name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        _tell(error)
         raise SystemExit(2) from None
+
+
+def _tell(error: BaseException) -> None:
+    print(f"{Path(sys.argv[0]).name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+
+
+#: Errors of a training that is under way. They are told in one line, with exit code 1: what was written is whole.
+RUN_ERRORS = (NonFiniteLossError, ExportMismatchError, FolderInUseError, OSError)
+
+
+@contextmanager
+def run_folder(run: CorpusArguments, args: RunTrainingArguments) -> Iterator[None]:
+    """Hold ``output_dir`` for this process inside the context. Report errors of the training in one line on stderr.
+
+    It ends the process with code 2 if another process works in ``output_dir``, or if that holds another run and
+    neither ``resume_from_checkpoint`` nor ``overwrite`` is set; with code 1 for one of ``RUN_ERRORS`` inside.
+    """
+    with ExitStack() as stack:
+        with one_line_errors():
+            if args.process_index == 0:
+                stack.enter_context(held(str(args.output_dir)))
+            check_output_dir(run, args)
+        try:
+            yield
+        except RUN_ERRORS as error:
+            _tell(error)
+            raise SystemExit(1) from None
 
 
 def check_output_dir(run: CorpusArguments, args: RunTrainingArguments) -> None:
@@ -55,16 +85,16 @@ def check_output_dir(run: CorpusArguments, args: RunTrainingArguments) -> None:
         ValueError: ``output_dir`` holds a run, and neither ``resume_from_checkpoint`` nor ``overwrite`` is set.
     """
     folder = Path(str(args.output_dir))
-    held = [*folder.glob("training/checkpoint-*"), *folder.glob("results.json"), *folder.glob("objectives")]
-    if not held or args.resume_from_checkpoint:
+    old = [*folder.glob("training/checkpoint-*"), *folder.glob("results.json"), *folder.glob("objectives")]
+    if not old or args.resume_from_checkpoint:
         return
     if not run.overwrite:
         raise ValueError(
-            f"{folder} already holds a run ({held[0].relative_to(folder)}): choose another --output_dir, continue it "
+            f"{folder} already holds a run ({old[0].relative_to(folder)}): choose another --output_dir, continue it "
             "with --resume_from_checkpoint True, or replace it with --overwrite"
         )
     if args.process_index == 0:
-        for path in held:
+        for path in old:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -201,6 +231,8 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
         the exit code: 0, or 143 if SIGTERM stopped the training after a checkpoint.
     """
     args = trainer.args
+    with one_line_errors():
+        trainer.check_resume(args.resume_from_checkpoint)
     before = score_run(trainer, data.tests if run.test_file else [])
     training = time.monotonic()
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)

@@ -1,0 +1,42 @@
+"""Tables of the torture suite's outcomes and of what the checks of a run cost."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_OUTCOMES = ("held", "told in one line", "traceback", "silently wrong", "lost")
+_PARTS = {
+    "checkpoint": "write a checkpoint, its manifest included",
+    "manifest": "of this, the manifest",
+    "verification": "verify a checkpoint on resume",
+    "export with its check": "save the run and export, the check included",
+    "check of the export": "of this, the check: load the encoder and score the dev set",
+    "dev score": "a dev score in training, for comparison",
+}
+
+
+def torture_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Return caption, head and rows: how often each trial was made, and how it ended.
+
+    Arguments:
+        results: content of ``experiments/results/torture/NAME.json``.
+    """
+    rows = dict(results["rows"])
+    rows["all"] = {name: sum(row[name] for row in rows.values()) for name in ("tried", *_OUTCOMES)}
+    body = [[name, *(f"{row[outcome]:,}" for outcome in ("tried", *_OUTCOMES))] for name, row in rows.items()]
+    caption = f"Outcomes of {results['minutes']:.0f} minutes of the torture suite with seed {results['seed']}."
+    return caption, ["", "tried", *_OUTCOMES], body
+
+
+def safety_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Return caption, head and rows: seconds of each check by the clock and of the processors.
+
+    Arguments:
+        results: content of ``experiments/results/safety/NAME.json``.
+    """
+    seconds = results["seconds"]
+    body = [[title, f"{seconds[name]['wall']:.2f}", f"{seconds[name]['cpu']:.2f}"] for name, title in _PARTS.items()]
+    caption = (
+        f"Seconds, backbone {results['run']['backbone']}, a checkpoint of {results['checkpoint_bytes'] / 1e6:.0f} MB; "
+        f"CPU threads: {results['environment']['threads']}; the fastest repetition."
+    )
+    return caption, ["", "by the clock", "of the processors"], body

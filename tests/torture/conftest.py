@@ -1,0 +1,230 @@
+"""The torture suite: kills, full disks and malformed inputs at random, from one seed, for a number of minutes.
+
+    make torture MINUTES=20            # all of it; TORTURE_SEED=7 for other random numbers
+    python -m pytest -m torture tests/torture/kills_*.py
+
+A test asks ``rounds`` for random generators until its share of the minutes is over, and gives ``tally`` one outcome
+for each trial. The table at the end counts them; it is written to ``experiments/results/torture/`` as JSON.
+"""
+
+import os
+import random
+import re
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: What a trial can end with. The last three must never occur.
+OUTCOMES = ("held", "told in one line", "traceback", "silently wrong", "lost")
+BROKEN = OUTCOMES[2:]
+SEED = int(os.environ.get("TORTURE_SEED", "0"))
+MINUTES = float(os.environ.get("TORTURE_MINUTES", "5"))
+RESULTS = Path(os.environ.get("TORTURE_RESULTS", ROOT / "experiments/results/torture/kills.json"))
+
+
+class Tally:
+    """Counts the outcomes of all trials."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Counter[str]] = {}
+        self.broken: list[dict[str, str]] = []
+
+    def __call__(self, row: str, outcome: str, detail: str = "") -> bool:
+        """Count one trial; True if it ended well.
+
+        Arguments:
+            row: what was done: ``kill: train simcse``, ``fuzz: csv``, …
+            outcome: one of ``OUTCOMES``.
+            detail: how to repeat it and what was found, for the last three outcomes.
+        """
+        assert outcome in OUTCOMES
+        self.rows.setdefault(row, Counter())[outcome] += 1
+        if outcome in BROKEN:
+            public = re.sub(r"(/[\w.+-]+)+/", "", detail)  # no paths of this machine
+            self.broken.append({"row": row, "outcome": outcome, "detail": public[-2000:]})
+        return outcome not in BROKEN
+
+    def table(self) -> str:
+        head = ["", "tried", *OUTCOMES]
+        total: Counter[str] = sum(self.rows.values(), Counter())
+        lines = [head]
+        for name, counts in [*sorted(self.rows.items()), ("all", total)]:
+            lines.append([name, str(counts.total()), *(str(counts[outcome]) for outcome in OUTCOMES)])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+            for line in lines
+        )
+
+    def write(self, path: Path, minutes: float) -> None:
+        from csekit.encoding.provenance import environment
+        from csekit.evaluation.results import write_results
+
+        rows = {name: {"tried": n.total(), **{o: n[o] for o in OUTCOMES}} for name, n in sorted(self.rows.items())}
+        settings = {"seed": SEED, "minutes": round(minutes, 1)}
+        found = {**settings, "rows": rows, "broken": self.broken, "environment": environment()}
+        write_results(path, found, overwrite=True)
+
+
+_tally = Tally()
+_tests = 1
+_started = time.monotonic()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    global _tests
+    _tests = max(1, sum("torture" in item.keywords for item in items))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if _tally.rows:
+        terminalreporter.write_line(_tally.table())
+        _tally.write(RESULTS, (time.monotonic() - _started) / 60)
+
+
+@pytest.fixture(scope="session")
+def tally() -> Tally:
+    return _tally
+
+
+@pytest.fixture
+def rounds(request: pytest.FixtureRequest) -> Iterator[random.Random]:
+    """Random generators, one for each trial, until this test's share of the minutes is over; at least one."""
+
+    def draw() -> Iterator[random.Random]:
+        stop = time.monotonic() + 60 * MINUTES / _tests
+        for number in range(10**9):
+            yield random.Random(f"{SEED} {request.node.name} {number}")
+            if time.monotonic() > stop:
+                return
+
+    return draw()
+
+
+# Processes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended."""
+
+    code: int
+    seconds: float
+    text: str
+
+    def outcome(self) -> str:
+        """``held`` for exit code 0, ``told in one line``, else ``traceback``."""
+        if "Traceback (most recent call last)" in self.text:
+            return "traceback"
+        if self.code == 0:
+            return "held"
+        return "told in one line" if sum("error: " in line for line in self.text.splitlines()) == 1 else "traceback"
+
+
+class Started:
+    """A command that runs in a forked process: csekit is imported once, so that a trial costs little."""
+
+    def __init__(self, words: Sequence[str | Path], log: Path) -> None:
+        self.log, self.began = log, time.monotonic()
+        sys.stdout.flush()
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                os.setsid()
+                handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(handle, 1)
+                os.dup2(handle, 2)
+                sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+                code = _run([str(word) for word in words])
+            except BaseException:
+                traceback.print_exc(file=sys.stderr)
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        self.pid = child
+
+    def end(self, kill_after: float | None = None, number: int = signal.SIGKILL, timeout: float = 300) -> Ended:
+        """Wait for the end. Send a signal ``kill_after`` seconds after the start."""
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            seconds = time.monotonic() - self.began
+            if pid:
+                return Ended(os.waitstatus_to_exitcode(status), seconds, self.log.read_text(errors="replace"))
+            if kill_after is not None and seconds >= kill_after:
+                os.kill(self.pid, number)
+                kill_after = None
+            if seconds > timeout:
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.005)
+
+
+def _run(words: list[str]) -> int:
+    import logging
+    import runpy
+
+    logging.getLogger().handlers.clear()  # pytest's
+    logging.lastResort = logging.StreamHandler(sys.stderr)
+    script, sys.argv = ROOT / words[0], words
+    try:
+        if words[0] == "csekit":
+            from csekit.cli import main
+
+            main(words[1:])
+        elif words[0] == "run_seeds":
+            from experiments.run_seeds import main as run_seeds
+
+            return run_seeds(words[1:])
+        else:
+            return int(runpy.run_path(str(script))["main"]())
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A tiny BERT, texts, pairs, and an STS-B dev set of random scores."""
+    import runpy
+
+    import csekit.trainers.scripts.pretraining_runs  # imported before any fork
+    import csekit.trainers.scripts.runs  # noqa: F401
+
+    folder = tmp_path_factory.mktemp("data")
+    small = runpy.run_path(str(ROOT / "tests/trainers/small_runs.py"))
+    small["write_backbone"](folder / "tiny-bert")
+    small["write_texts"](folder / "texts.txt", 120)
+    small["write_texts"](folder / "pairs.tsv", 120, 2)
+    small["write_texts"](folder / "long.txt", 6000)
+    small["write_pairs"](folder / "dev.tsv", rows=60)
+    small["write_pairs"](folder / "test.tsv", rows=60, seed=2)
+    (folder / "STS/STSBenchmark").mkdir(parents=True)
+    for part, rows in (("dev", 1500), ("test", 1379)):
+        lines = [f"main\tMSRvid\t2012\t{i}\t{i % 6}\ta man {i} plays\ta dog runs\n" for i in range(rows)]
+        (folder / f"STS/STSBenchmark/sts-{part}.csv").write_text("".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield folder
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., Started]:
+    """``start("examples/run_unsup.py", "--method", …)`` or ``start("csekit", "encode", …)``."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+
+    def call(*words: str | Path) -> Started:
+        return Started(words, logs / f"{len(list(logs.iterdir()))}.log")
+
+    return call
