@@ -18,4 +18,4 @@ test:
 	python -m pytest
 
 torture:
-	TORTURE_MINUTES=$(MINUTES) python -m pytest -m torture $(wildcard tests/torture/kills_*.py tests/torture/fuzz_*.py)
+	TORTURE_MINUTES=$(MINUTES) TORTURE_RESULTS=experiments/results/torture/torture.json python -m pytest -m torture $(wildcard tests/torture/kills_*.py tests/torture/fuzz_*.py)

@@ -65,14 +65,14 @@ def metadata_folder(path_or_id: str | Path) -> Path:
 
     Raises:
         FileNotFoundError: there is no such folder, and the Hub has no such model or cannot be reached.
-        ValueError: the process that wrote an encoder there was killed before it was complete.
+        ValueError: the encoder there is unfinished.
     """
     folder = Path(path_or_id).expanduser()
     if folder.is_dir():
         if is_unfinished(folder):
             raise ValueError(
-                f"{folder}: the encoder in it is unfinished, its writer was killed: write it again, for a run with "
-                "--resume_from_checkpoint True"
+                f"{folder}: the encoder in it is unfinished, its writer was killed or is still at work: write it "
+                "again, for a run with --resume_from_checkpoint True"
             )
         return folder
     if folder.is_absolute() or str(path_or_id).startswith((".", "~")) or len(folder.parts) > 2:

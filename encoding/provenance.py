@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -17,7 +19,6 @@ from typing import Any
 
 import csekit
 
-_DRAFT = ".draft"
 _OLD = 3600.0  # seconds
 _FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
 
@@ -86,19 +87,20 @@ def checksum(path: str | Path) -> str:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file whole or not at all: first under a temporary name in the same folder, then renamed.
 
-    Drafts of this file that killed processes left are deleted once they are an hour old.
+    Drafts of this file that killed processes of this machine left are deleted; those of others once they are an hour
+    old.
 
     Raises:
         OSError: among others, the disk is full; the message names file and free space, and an older file stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for draft in path.parent.glob(f".{glob.escape(path.name)}.*{_DRAFT}"):
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*.draft"):
         with suppress(OSError):
-            if time.time() - draft.stat().st_mtime > _OLD:
+            if _is_left(draft):
                 draft.unlink()
-    temporary = None
+    temporary, owner = None, f".{_host()}-{os.getpid()}.draft"
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_DRAFT)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=owner)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
@@ -112,6 +114,24 @@ def write_atomically(path: Path, data: bytes) -> None:
             free = shutil.disk_usage(path.parent).free / 1e6
             raise OSError(f"{path}: no space left on the disk, {free:,.1f} MB free") from error
         raise
+
+
+def _host() -> str:
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+def _is_left(draft: Path) -> bool:
+    """Say whether the process of a draft has ended, for another machine's whether it is old."""
+    owner = re.fullmatch(r".*\.([0-9a-f]{8})-(\d+)\.draft", draft.name)
+    if owner is None or owner[1] != _host() or os.name != "posix":
+        return time.time() - draft.stat().st_mtime > _OLD
+    try:
+        os.kill(int(owner[2]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from csekit.encoding.encoder import TextEncoder
 from csekit.encoding.load import load_encoder
 from csekit.encoding.pretrained import load_transformer
 from csekit.evaluation.pairs import Pairs
@@ -33,7 +34,7 @@ def check_score(folder: Path, dev: Pairs, recorded: float, device: torch.device,
         ExportMismatchError: the scores differ by more than rounding: ``TOLERANCE``, and for small sets the change that
             arises if half of the pairs trade places with their neighbours.
     """
-    encoder = load_encoder(folder, device=device)
+    encoder = _load(folder, device)
     encoder.precision = precision
     found = score_pairs(EmbeddedPairs(encoder, [dev]), dev)["spearman"]
     allowed = TOLERANCE[precision] + 600 / max(len(dev) ** 2 - 1, 1)
@@ -54,7 +55,7 @@ def check_embeddings(folder: Path, texts: list[str], expected_nH: np.ndarray, de
     Raises:
         ExportMismatchError: they differ by more than rounding.
     """
-    _check_states(folder, load_encoder(folder, device=device).encode(texts), expected_nH)
+    _check_states(folder, _load(folder, device).encode(texts), expected_nH)
 
 
 @torch.no_grad()
@@ -72,6 +73,13 @@ def check_backbone(folder: Path, batch: dict[str, torch.Tensor], expected_bLH: t
     real_bL = batch["attention_mask"].bool().cpu()
     found_bLH = model.eval()(**{name: value.cpu() for name, value in batch.items()}).last_hidden_state
     _check_states(folder, found_bLH[real_bL].numpy(), expected_bLH.float().cpu()[real_bL].numpy())
+
+
+def _load(folder: Path, device: torch.device) -> TextEncoder:
+    try:
+        return load_encoder(folder, device=device)
+    except ValueError as error:
+        raise ExportMismatchError(f"the saved encoder does not load: {error}; nothing was deleted") from error
 
 
 def _check_states(folder: Path, found: np.ndarray, expected: np.ndarray) -> None:

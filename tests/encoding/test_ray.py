@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -79,6 +82,30 @@ def test_a_killed_worker_costs_nothing(tiny_folder: Path, tmp_path: Path, monkey
             encode_with_ray(str(tiny_folder), tmp_path / "in.parquet", output, loading=loading)
     finally:
         ray.shutdown()
+
+
+@pytest.mark.slow
+def test_the_actors_of_a_killed_driver_end_with_it(tiny_folder: Path, tmp_path: Path) -> None:
+    """With a cluster that the command started itself; another cluster's own processes stay."""
+    pytest.importorskip("ray", reason="needs ray: pip install 'csekit[ray]'")
+    texts = [f"the man plays a red guitar {i}" for i in range(100_000)]
+    pq.write_table(pa.table({"s": texts}), tmp_path / "in.parquet", row_group_size=500)
+    output = tmp_path / "out.parquet"
+    options = ["--model", str(tiny_folder), "--pooling", "mean", "--engine", "ray", "--device", "cpu"]
+    argv = [sys.executable, "-c", "from csekit.cli import main; main()", "encode", str(tmp_path / "in.parquet")]
+    with subprocess.Popen([*argv, "-o", str(output), *options], stderr=subprocess.DEVNULL) as driver:
+        try:
+            stop = time.monotonic() + 300
+            while not list(output.glob("*.parquet")):
+                assert driver.poll() is None
+                assert time.monotonic() < stop
+                time.sleep(0.1)
+            children = psutil.Process(driver.pid).children(recursive=True)
+            assert any("_Actor" in " ".join(child.cmdline()) for child in children)
+        finally:
+            driver.kill()
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_what_ray_cannot_do_is_said_first(tmp_path: Path) -> None:

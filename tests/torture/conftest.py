@@ -7,11 +7,13 @@ A test asks ``rounds`` for random generators until its share of the minutes is o
 for each trial. The table at the end counts them; it is written to ``experiments/results/torture/`` as JSON.
 """
 
+import json
 import os
 import random
 import re
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -29,6 +31,12 @@ BROKEN = OUTCOMES[2:]
 SEED = int(os.environ.get("TORTURE_SEED", "0"))
 MINUTES = float(os.environ.get("TORTURE_MINUTES", "5"))
 RESULTS = Path(os.environ.get("TORTURE_RESULTS", ROOT / "experiments/results/torture/kills.json"))
+
+
+#: The fuzz tests write a line of JSON for each call to this file, and take this many minutes each.
+_FUZZ_LOG = Path(os.environ.setdefault("CSEKIT_TORTURE_LOG", f"{tempfile.gettempdir()}/torture-{os.getpid()}.jsonl"))
+os.environ.setdefault("CSEKIT_FUZZ_MINUTES", str(MINUTES / 40))  # in a run of all parts
+_WORDS = {"told": "told in one line", "wrong": "silently wrong"}
 
 
 class Tally:
@@ -52,6 +60,13 @@ class Tally:
             public = re.sub(r"(/[\w.+-]+)+/", "", detail)  # no paths of this machine
             self.broken.append({"row": row, "outcome": outcome, "detail": public[-2000:]})
         return outcome not in BROKEN
+
+    def read(self, log: Path) -> None:
+        """Count the trials in the log of the fuzz tests."""
+        for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else ():
+            entry = json.loads(line)
+            outcome = _WORDS.get(entry["outcome"], entry["outcome"])
+            self(f"{entry['part']}: {entry['what']}", outcome, entry["detail"])
 
     def table(self) -> str:
         head = ["", "tried", *OUTCOMES]
@@ -86,6 +101,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    _tally.read(_FUZZ_LOG)
     if _tally.rows:
         terminalreporter.write_line(_tally.table())
         _tally.write(RESULTS, (time.monotonic() - _started) / 60)

@@ -1,0 +1,39 @@
+"""Files are written whole or not at all."""
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from csekit.encoding.provenance import write_atomically
+
+
+def test_the_draft_of_a_killed_process_goes_with_the_next_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "results.json"
+    write_atomically(file, b"old")
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(os, "replace", lambda *names: os.kill(os.getpid(), signal.SIGKILL))
+        write_atomically(file, b"new")
+    os.waitpid(child, 0)
+    assert file.read_bytes() == b"old"
+    assert len(list(tmp_path.iterdir())) == 2
+    write_atomically(file, b"newer")
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_a_full_disk_is_told_with_path_and_space_and_the_old_file_stays(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    write_atomically(file, b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"results\.json: no space left on the disk, [\d,.]+ MB free$"):
+            write_atomically(file, bytes(1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert file.read_bytes() == b"old"
+    assert len(list(tmp_path.iterdir())) == 1
