@@ -1,4 +1,4 @@
-"""The audit's gradient table: what one measurement gave on batches of neighbouring sentences and gives on shuffled ones."""
+"""The audit's gradient table: a measurement on batches of neighbouring sentences beside that on shuffled ones."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,8 +37,8 @@ def gradients_before_and_after(results_dir: Path) -> Table:
     run = later["run"]
     caption = (
         f"Gradient of each weighted term in the encoder's weights, median over {run['repetitions']} batches of "
-        f"{run['batch_size']} sentences of {run['corpus']}, fp32, before and after the batches were shuffled; × contrast: "
-        "relative to the contrastive term."
+        f"{run['batch_size']} sentences of {run['corpus']}, fp32, before and after the batches were shuffled; "
+        "× contrast: relative to the contrastive term."
     )
     return caption, ["", "step", "term", "before", "× contrast", "after", "× contrast"], body
 

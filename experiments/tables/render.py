@@ -13,9 +13,9 @@ a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``c
 ``benchmarks/selection-…``: see ``experiments.tables.costs``; a ``costs`` table includes the backbone's ``parameters``
 if measured; ``speed``: see ``experiments.tables.retrieval``),
 ``frontdoor/beside``, ``frontdoor/methods`` and ``frontdoor/averages`` for the README (see
-``experiments.tables.frontdoor``), ``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for
-all files of that folder, ``audit/gradients`` (see ``experiments.tables.audit``), or ``evaluation/TABLE`` for those that
-``csekit eval`` wrote (see ``experiments.tables.scores``). An ablation table stands in the plan's ``tables``::
+``experiments.tables.frontdoor``), ``audit/gradients`` (see ``experiments.tables.audit``), ``evaluation/retrieval``,
+``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, or ``evaluation/TABLE`` for those
+that ``csekit eval`` wrote (see ``experiments.tables.scores``). An ablation table stands in the plan's ``tables``::
 
     lambda:
       title: Weight of the reconstruction term
