@@ -27,14 +27,24 @@ class NoResults(FileNotFoundError):
 def geometry_files(results_dir: Path) -> dict[Path, dict[str, Any]]:
     """Read the files of ``csekit geometry``, sorted by Spearman on their pairs, lowest first.
 
+    Arguments:
+        results_dir: the folder of results, or the one that holds these files themselves.
+
     Raises:
         NoResults: there are none.
     """
-    folder = Path(results_dir) / GEOMETRY
-    found = {path: read_results(path) for path in sorted(folder.glob("*.json"))}
+    read = {path: read_results(path) for path in _files(results_dir, GEOMETRY)}
+    found = {path: content for path, content in read.items() if "geometry" in content}
     if not found:
-        raise NoResults(f"{folder}: holds no results (run csekit geometry first)")
+        raise NoResults(f"{Path(results_dir) / GEOMETRY}: holds no results (run csekit geometry first)")
     return dict(sorted(found.items(), key=lambda item: item[1]["geometry"]["spearman"]))
+
+
+def _files(results_dir: Path, room: Path) -> list[Path]:
+    """Return the results files in a room of the results folder; without that room, in the folder itself."""
+    folder = Path(results_dir) / room
+    found = sorted((folder if folder.is_dir() else Path(results_dir)).glob("*.json"))
+    return [path for path in found if path.name != "summary.json"]
 
 
 def draw_all(
@@ -111,7 +121,8 @@ def labelled_maps(results_dir: Path, by: str) -> "Figure":
         ValueError: they are of several labelled files.
     """
     folder = Path(results_dir) / LABELLED
-    contents = [read_results(path) for path in sorted(folder.glob("*.json"))]
+    read = [read_results(path) for path in _files(results_dir, LABELLED)]
+    contents = [content for content in read if "clustering" in content and "geometry" not in content]
     if not contents:
         raise NoResults(f"{folder}: holds no results (run csekit geometry --labelled FILE first)")
     sets = sorted({content["clustering"]["set"] for content in contents})

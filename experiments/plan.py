@@ -9,7 +9,8 @@ A plan is a YAML file (or a dict of the same form). Its experiments are of four 
 - *command*: ``command`` is the argument list of one Python process which writes ``{output_dir}/results.json`` itself,
   for baselines that need no training, and for what later runs start from; ``run_name`` names its folder.
 - *scored*: ``scores`` lists earlier experiments without a grid, or single trials of them. ``command`` runs once for
-  each of their trials, with the trial's folder for ``{scored}``: the same encoders on further sets.
+  each of their trials, with the trial's folder for ``{scored}`` and its label for ``{label}``: the same encoders on
+  further sets.
 
 An experiment with ``measured_in: PLAN`` is not run here: its records are those of that plan, which must have been made
 with the same arguments.
@@ -72,16 +73,7 @@ class Experiment:
     def first_trials(self) -> list[Trial]:
         """Return the trials that depend on no result: grid points, listed runs, or the seeds without a grid."""
         if self.scores:
-            return [
-                Trial(
-                    self.name,
-                    name,
-                    "command",
-                    {},
-                    tuple(word.replace("{scored}", f"{{folder:{label}}}") for word in self.command),
-                )
-                for name, label in self.scores.items()
-            ]
+            return [Trial(self.name, name, "command", {}, self._scoring(label)) for name, label in self.scores.items()]
         if self.command:
             return [Trial(self.name, self.run_name, "command", {}, self.command)]
         dev_only: Arguments = {"seed": self.seeds[0], "do_predict": False}
@@ -103,6 +95,11 @@ class Experiment:
         """Return the runs of the chosen configuration over the seeds; they score the test sets."""
         given: Arguments = point | {"do_predict": True} | self.final_arguments
         return [self._trial(f"seed={seed}", "final", given | {"seed": seed}) for seed in self.seeds]
+
+    def _scoring(self, label: str) -> tuple[str, ...]:
+        """Return the command that scores the trial of this label."""
+        words = (word.replace("{scored}", f"{{folder:{label}}}") for word in self.command)
+        return tuple(word.replace("{label}", label) for word in words)
 
     def _trial(self, name: str, kind: str, arguments: Arguments) -> Trial:
         merged = {key: as_words(value) for key, value in (self.arguments | arguments).items() if value is not None}

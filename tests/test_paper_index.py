@@ -13,8 +13,8 @@ from csekit.trainers import parse_run_arguments
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "paper_index.md").read_text(encoding="utf-8")
 SYMBOLS = sorted(set(re.findall(r"`([\w/]+\.py):([\w.]+)`", PAGE)))
-FILES = sorted(set(re.findall(r"`((?:examples|experiments|benchmarks)/[\w./-]+\.(?:py|yaml))(?::\w+)?`", PAGE)))
-TABLES = sorted(set(re.findall(r"`(experiments/plans/[\w./-]+\.yaml):(\w+)`", PAGE)))
+FILES = sorted(set(re.findall(r"`((?:examples|experiments|benchmarks)/[\w./-]+\.(?:py|yaml))(?::[\w-]+)?`", PAGE)))
+NAMED = sorted(set(re.findall(r"`(experiments/plans/[\w./-]+\.yaml):([\w-]+)`", PAGE)))
 #: Numbered equations, tables and figures of each paper, counted in the paper. DiffCSE numbers no equation.
 COUNTS = {"InfoCSE": (7, 12, 1), "DiffCSE": (0, 15, 2), "InforMin-CL": (10, 7, 3), "MSSE": (18, 8, 8)}
 
@@ -30,9 +30,10 @@ def test_a_file_exists(path: str) -> None:
     assert (ROOT / path).is_file()
 
 
-@pytest.mark.parametrize(("path", "table"), TABLES, ids=lambda part: str(part))
-def test_a_plan_has_the_table(path: str, table: str) -> None:
-    assert table in yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))["tables"]
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=lambda part: str(part))
+def test_a_plan_has_the_table_or_the_experiment(path: str, name: str) -> None:
+    plan = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+    assert name in {*plan.get("tables", {}), *plan["experiments"]}
 
 
 def options() -> list[str]:
@@ -75,3 +76,26 @@ def test_nothing_of_a_paper_is_left_out(paper: str) -> None:
     assert covered(section, "equation") == set(range(1, equations + 1))
     assert covered(section, "table") == set(range(1, tables + 1))
     assert figures(section) == set(range(1, drawn + 1))
+
+
+def rows_of(section: str) -> dict[str, list[str]]:
+    """Cells of the rows about tables and figures, by their first cell."""
+    (block,) = re.findall(r"^\| table[^\n]*\n\|[-|]+\n((?:\|[^\n]*\n)+)", section, re.MULTILINE)
+    cells = [[cell.strip() for cell in row.strip().strip("|").split(" | ")] for row in block.splitlines()]
+    return {row[0]: row[1:] for row in cells}
+
+
+@pytest.mark.parametrize("paper", COUNTS)
+def test_every_table_and_figure_that_is_run_names_a_papers_plan(paper: str) -> None:
+    section = PAGE.split(f"\n## {paper}\n")[1].split("\n## ")[0] + "\n"
+    for name, (_, setting, measured) in rows_of(section).items():
+        no_run = measured in ("settings", "nothing to reproduce")
+        assert no_run or "experiments/plans/papers/" in setting, name
+
+
+@pytest.mark.parametrize("paper", COUNTS)
+def test_every_table_and_figure_says_what_was_measured(paper: str) -> None:
+    section = PAGE.split(f"\n## {paper}\n")[1].split("\n## ")[0] + "\n"
+    for name, cells in rows_of(section).items():
+        assert len(cells) == 3, name
+        assert cells[2], name

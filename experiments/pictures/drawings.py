@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 #: The plans with traces, with a main table, with shares of a corpus.
 TRACES = "geometry-traces"
+PAPER_TRACES = ("papers-msse",)
 DIFFERENCES = "equal-terms"
 FEW_SHOT = "few-shot"
 
@@ -43,6 +44,7 @@ def pictures(results_dir: Path) -> dict[str, "Callable[[Path], Figure]"]:
         "scores": scores,
         **GEOMETRY_PICTURES,
         "training-traces": training_traces,
+        **{f"{plan}-traces": lambda folder, plan=plan: training_traces(folder, plan) for plan in PAPER_TRACES},  # type: ignore[misc]
         "task-differences": task_differences,
         "few-shot": few_shot,
     }
@@ -52,20 +54,20 @@ def pictures(results_dir: Path) -> dict[str, "Callable[[Path], Figure]"]:
     return known
 
 
-def training_traces(results_dir: Path) -> "Figure":
-    """Return the evaluations that a ``GeometryCallback`` logged in each run of the traces' plan."""
-    summary = _summary(results_dir, TRACES)
+def training_traces(results_dir: Path, plan: str = TRACES) -> "Figure":
+    """Return the evaluations that a ``GeometryCallback`` logged in each run of a plan (MSSE, Fig. 6)."""
+    summary = _summary(results_dir, plan)
     runs: dict[str, list[dict[str, float]]] = {}
     for experiment, entry in summary["experiments"].items():
-        for path in sorted((results_dir / TRACES / experiment).glob("*.json")):
-            history = read_results(path)["dev"]["history"]
+        for path in sorted((results_dir / plan / experiment).glob("*.json")):
+            history = (read_results(path).get("dev") or {}).get("history") or []
             rows = [{name.removeprefix("geometry/"): value for name, value in row.items()} for row in history]
             traced = [row for row in rows if all(row.get(name) is not None for name in QUANTITIES)]
             if traced:
                 several = len(entry.get("trials") or entry["seeds"]) > 1
                 runs[f"{entry['title']}, {path.stem}" if several else entry["title"]] = traced
     if not runs:
-        raise NoResults(f"{results_dir / TRACES}: no run logged its geometry (--geometry True)")
+        raise NoResults(f"{results_dir / plan}: no run logged its geometry (--geometry True)")
     return figures.training_traces(runs)
 
 

@@ -13,10 +13,9 @@ a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``c
 ``benchmarks/selection-…``: see ``experiments.tables.costs``; a ``costs`` table includes the backbone's ``parameters``
 if measured; ``speed``: see ``experiments.tables.retrieval``),
 ``frontdoor/beside``, ``frontdoor/methods`` and ``frontdoor/averages`` for the README (see
-``experiments.tables.frontdoor``), ``evaluation/retrieval``, ``evaluation/geometry`` and ``evaluation/clustering`` for
-all files of that folder, or ``evaluation/TABLE`` for those that ``csekit eval`` wrote (see
-``experiments.tables.scores``). An ablation table
-stands in the plan's ``tables``::
+``experiments.tables.frontdoor``), ``audit/gradients`` (see ``experiments.tables.audit``), ``evaluation/retrieval``,
+``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, or ``evaluation/TABLE`` for those
+that ``csekit eval`` wrote (see ``experiments.tables.scores``). An ablation table stands in the plan's ``tables``::
 
     lambda:
       title: Weight of the reconstruction term
@@ -51,6 +50,7 @@ from typing import Any
 
 from csekit.evaluation.results import read_results
 from csekit.evaluation.sts_data import STS_TASKS
+from experiments.tables.audit import gradients_before_and_after
 from experiments.tables.costs import (
     collator_table,
     corpus_table,
@@ -97,7 +97,8 @@ _BENCHMARKS = {
     "safety": ("safety.py", safety_table),
     "torture": ("../tests/torture", torture_table),
 }
-_EVALUATION = {
+_FOLDERS = {
+    "audit/gradients": gradients_before_and_after,
     "evaluation/retrieval": retrieval_table,
     "evaluation/geometry": geometry_table,
     "evaluation/clustering": clustering_table,
@@ -236,9 +237,9 @@ def render(name: str, results_dir: Path) -> str:
         return _assembled(*plans_table(results_dir))
     if name == "selection":
         return selection_table(results_dir)
-    if name in _EVALUATION:
+    if name in _FOLDERS:
         try:
-            return _assembled(*_EVALUATION[name](results_dir))
+            return _assembled(*_FOLDERS[name](results_dir))
         except (ValueError, OSError) as error:
             raise TableError(f"table:{name}: {error}") from None
     if name in FRONTDOOR_TABLES:

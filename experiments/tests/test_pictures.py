@@ -10,6 +10,7 @@ import pytest
 from csekit.evaluation import write_results
 from csekit.evaluation.clustering import LABELS, TopicMap
 from csekit.evaluation.pictures import alignment_uniformity, cosine_by_rating
+from csekit.evaluation.pictures import draw as draw_spaces
 from experiments.pictures import drawings as pictures
 from experiments.pictures import figures as training_figures
 from experiments.pictures.figures import Ablation
@@ -87,7 +88,8 @@ def test_pictures_come_from_results_files(results: Path, tmp_path: Path, monkeyp
     written, missing = pictures.draw(results, tmp_path / "out")
     names = {"scores", "cosine-by-rating", "alignment-uniformity", "tsne-clusters", "tsne-labels", "task-differences"}
     assert {path.stem for path in written} == names | {"equal-terms"}
-    assert missing.keys() == {"training-traces", "few-shot", "labelled-clusters", "labelled-labels"}
+    traces = {"training-traces", "papers-msse-traces"}
+    assert missing.keys() == traces | {"few-shot", "labelled-clusters", "labelled-labels"}
     assert "run experiments/run_seeds.py" in missing["few-shot"]
     assert "run csekit geometry --labelled FILE first" in missing["labelled-labels"]
     assert all(path.stat().st_size < 300_000 for path in written)
@@ -103,6 +105,15 @@ def test_pictures_come_from_results_files(results: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(training_figures, "ablation_bars", lambda tables: seen.update(tables=tables))
     pictures.ablations(results, "equal-terms")
     assert seen["tables"] == [Ablation("Weight", ["1", "2"], [60.0, 61.0], [70.0, 71], 1)]
+
+
+def test_pictures_come_from_a_plans_records_too(results: Path, tmp_path: Path) -> None:
+    """As ``csekit figures --results experiments/results/papers-msse/clusters`` draws them."""
+    (results / "evaluation" / "geometry").rename(tmp_path / "clusters")
+    (tmp_path / "clusters" / "summary.json").write_text("{}")
+    written, _ = draw_spaces(tmp_path / "clusters", tmp_path / "out", ["tsne-clusters", "cosine-by-rating"])
+    assert {path.stem for path in written} == {"tsne-clusters", "cosine-by-rating"}
+    assert cosine_by_rating(tmp_path / "clusters").axes[1].get_title() == "good"
 
 
 def test_scores_are_a_row_a_method_and_a_dot_a_seed(results: Path) -> None:

@@ -63,6 +63,13 @@ def test_every_trial_of_the_named_experiments_is_scored(finished: Any) -> None:
     assert list(needs) == ["amounts/low"]
 
 
+def test_a_command_knows_folder_and_label_of_what_it_scores(scored: Any) -> None:
+    scored.plan["experiments"]["transfer"]["command"] = ["-c", "pass", "{scored}", "--title", "{label}"]
+    trial = Plan.from_dict(scored.plan).experiments["transfer"].first_trials()[0]
+    words = trial.argv(Path("runs"), resume=False)
+    assert words == ["-c", "pass", "runs/amounts/low", "--title", "amounts/low"]
+
+
 def test_the_second_column_has_our_number_beside_the_papers(finished: Any) -> None:
     caption, _, head, _, *rows = ablation_table(finished.summary(), "amounts").splitlines()
     assert head == "| λ | ours, STS-B dev | paper, STS-B dev, BERT-base | ours, Avg. transfer | paper, Avg. transfer |"
