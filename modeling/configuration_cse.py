@@ -196,7 +196,7 @@ def _objective_config(value: Any) -> ObjectiveConfig:
         return value
     if not isinstance(value, str | dict):
         raise ValueError(f"objectives must be names or mappings with 'name', got {value!r:.80}")
-    fields = {"name": value} if isinstance(value, str) else dict(value)
+    fields: dict[str, Any] = {"name": value} if isinstance(value, str) else dict(value)
     name = fields.pop("name", None)
     config_class = registered(name).config_class
     unknown = sorted(set(fields) - config_class.field_names())

@@ -5,11 +5,13 @@ import math
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers.trainer_utils import SchedulerType
 
 from csekit.encoding.json_files import parse_json, read_json
 from csekit.modeling.settings import check_number, check_type
@@ -107,7 +109,7 @@ def _check_numbers(args: RunTrainingArguments) -> None:
     """Check the numbers that Transformers takes as they are: NaN, a negative rate or half a step.
 
     Raises:
-        ValueError: a number that is not allowed, or a folder to resume from that is not there.
+        ValueError: a number that is not allowed.
     """
     for name, least in _WHOLE.items():
         if (value := getattr(args, name)) is not None:
@@ -121,11 +123,6 @@ def _check_numbers(args: RunTrainingArguments) -> None:
     check_type("max_steps", args.max_steps, int)
     if args.max_steps != -1 and not 1 <= args.max_steps < 2**31:
         raise ValueError(f"max_steps must be at least 1, or -1 for num_train_epochs, got {args.max_steps}")
-    checkpoint = args.resume_from_checkpoint
-    if isinstance(checkpoint, str) and not os.path.isdir(checkpoint):
-        raise ValueError(
-            f"resume_from_checkpoint must be True or a checkpoint's folder, got {checkpoint!r}: not there"
-        )
 
 
 def _check_mappings(args: RunTrainingArguments) -> None:
@@ -149,11 +146,12 @@ def _check_mappings(args: RunTrainingArguments) -> None:
 
 def _check_scheduler(args: RunTrainingArguments) -> None:
     """Raise ValueError for an option that the scheduler does not have."""
-    make = TYPE_TO_SCHEDULER_FUNCTION.get(args.lr_scheduler_type)
+    kind = SchedulerType(args.lr_scheduler_type)
+    make: Any = TYPE_TO_SCHEDULER_FUNCTION.get(kind)
     for name in args.lr_scheduler_kwargs or {} if make is not None else ():
         allowed = inspect.signature(make).parameters
         if name not in allowed and not any(known.kind is known.VAR_KEYWORD for known in allowed.values()):
-            raise ValueError(f"lr_scheduler_kwargs of {args.lr_scheduler_type.value!r} must not have {name!r}")
+            raise ValueError(f"lr_scheduler_kwargs of {kind.value!r} must not have {name!r}")
 
 
 @dataclass

@@ -27,13 +27,13 @@ def started(
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", backbone.parent / "cache")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
-    def start(script: str, folder: Path, *more: str) -> str:
+    def start(script: str, folder: Path, *more: str, code: int = 2) -> str:
         words = ["--model_name_or_path", folder, "--train_file", backbone.parent / "texts.txt", "--use_cpu", "True"]
         words += ["--output_dir", tmp_path / "run", "--max_steps", "1", "--per_device_train_batch_size", "8", *more]
         monkeypatch.setattr(sys, "argv", [script, *map(str, words)])
         with pytest.raises(SystemExit) as end:
             runpy.run_path(str(EXAMPLES / script))["main"]()
-        assert end.value.code == 2
+        assert end.value.code == code
         assert not list(tmp_path.glob("run/training/checkpoint-*"))
         lines = capfd.readouterr().err.splitlines()
         assert "Traceback" not in "".join(lines)
