@@ -63,6 +63,7 @@ setup(
         "huggingface_hub>=1.5",
         "jinja2>=3.1.6",
         "numpy>=2.1",
+        "pydantic>=2.11",
         "safetensors>=0.8",
         "pyyaml>=6.0.1",
         "scikit-learn>=1.6",

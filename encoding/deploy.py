@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from csekit.encoding.encoder import TextEncoder
-from csekit.encoding.folders import metadata_folder, read_json
+from csekit.encoding.folders import metadata_folder
+from csekit.encoding.json_files import read_json
 from csekit.encoding.load import load_encoder
 from csekit.encoding.onnx import ONNX_FOLDER
 from csekit.encoding.pooled import PooledBackbone

@@ -26,7 +26,7 @@ from csekit.encoding.stores import (
     record_path,
     write_record,
 )
-from csekit.encoding.text_files import CorpusError, file_columns, file_kind, read_batches, sha256
+from csekit.encoding.text_files import CorpusError, file_columns, file_kind, read_batches, sha256, shown
 
 #: Rows in a chunk. A killed run continues after the last whole chunk.
 CHUNK_ROWS = 16_384
@@ -69,8 +69,7 @@ class TextColumn:
                 yield texts
 
     def _no_text(self, cell: Any, where: str) -> CorpusError:
-        what = "nothing (null)" if cell is None else f"{cell!r} ({type(cell).__name__})"
-        return CorpusError(f"{self.path}, {where}: column {self.name!r} holds {what}, not text")
+        return CorpusError(f"{self.path}, {where}: column {self.name!r} holds {shown(cell)}, not text")
 
     def chunks(self, start: int, stop: int, size: int) -> Iterator[list[str]]:
         """Yield the texts of the rows from ``start`` to ``stop``, ``size`` at a time."""
@@ -138,7 +137,7 @@ def _listed(names: Any) -> str:
 def parse_shard(text: str) -> tuple[int, int]:
     """Turn '2/8' into (2, 8). Raises ValueError: not of the form i/n with 1 ≤ i ≤ n."""
     parts = text.split("/")
-    if len(parts) == 2 and all(part.isdecimal() for part in parts):
+    if len(parts) == 2 and all(part.isascii() and part.isdecimal() for part in parts):
         i, n = map(int, parts)
         if 1 <= i <= n:
             return i, n
@@ -211,6 +210,10 @@ def encode_file(
     record = record or {"name": encoder.name, "settings": settings, "done": 0, "truncated": 0, "complete": False}
     if not record["complete"]:
         _go_on(encoder, source, target, path, record, num_workers, progress)
+    elif kind == "npy" and not target.is_file():
+        raise ValueError(f"{target}: missing, {path.name} says that it is complete: say overwrite")
+    elif kind == "parquet" and part[1] == 1:
+        check_rows(target, rows)
     return record
 
 

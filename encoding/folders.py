@@ -1,16 +1,18 @@
 """A model's folder, local or on the Hub: its small files and the modules that sentence-transformers lists there."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import PositiveInt
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from csekit.encoding.json_files import read_json
 from csekit.encoding.pretrained import check_finite_weights
+from csekit.encoding.schema import Schema, check_schema
 from csekit.modeling.drafts import is_unfinished
 from csekit.modeling.export import TEMPLATE_POOLING
 
@@ -32,19 +34,28 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
+class _Prompts(Schema):
+    prompts: dict[str, str | None] | None = None
+    default_prompt_name: str | None = None
+    similarity_fn_name: str | None = None
+
+
+class _SentenceBert(Schema):
+    max_seq_length: PositiveInt | None = None
+    do_lower_case: bool | None = None
+
+
+_SCHEMAS: dict[str, type[Schema]] = {
+    "config_sentence_transformers.json": _Prompts,
+    "sentence_bert_config.json": _SentenceBert,
+}
+
+
 class Normalize(nn.Module):
     """Scale each row to length 1."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.normalize(x, dim=-1)
-
-
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file. Raises ValueError: it is not JSON."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not a JSON file: {error}") from error
 
 
 def read_settings(folder: Path, name: str) -> dict[str, Any]:
@@ -57,6 +68,8 @@ def read_settings(folder: Path, name: str) -> dict[str, Any]:
     settings = read_json(file) if file.is_file() else {}
     if not isinstance(settings, dict):
         raise ValueError(f"{file}: must hold an object, got {settings!r:.80}")
+    if name in _SCHEMAS:
+        check_schema(_SCHEMAS[name], settings, file)
     return settings
 
 

@@ -1,11 +1,12 @@
 """Modules of the user's own that register objectives, imported by name (``--import my_module``)."""
 
 import importlib
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from csekit.encoding.json_files import read_json
 
 
 def import_modules(names: Sequence[str]) -> None:
@@ -46,10 +47,11 @@ def recorded_imports(folder: str | Path) -> list[str]:
     if path.name == "training":
         path = path.parent
     try:
-        found = json.loads((path / "results.json").read_text(encoding="utf-8")).get("imports", [])
-    except (OSError, ValueError, AttributeError):
+        results = read_json(path / "results.json")
+    except (OSError, ValueError):
         return []
-    return [str(name) for name in found]
+    found = results.get("imports") if isinstance(results, dict) else None
+    return [str(name) for name in found] if isinstance(found, list) else []
 
 
 def import_hint(folder: str | Path) -> str:

@@ -20,6 +20,7 @@ from csekit.encoding.folders import (
 from csekit.encoding.onnx import ONNXEncoder, onnx_file
 from csekit.encoding.pooled import PooledBackbone
 from csekit.encoding.pretrained import (
+    broken_model_told,
     check_frame,
     embedding_rows,
     load_checkpoint,
@@ -168,9 +169,35 @@ def load_encoder(
     Raises:
         FileNotFoundError: there is no such folder, and the Hub has no such model or cannot be reached.
         ValueError: ``pooling`` is missing, not allowed, or not the one that was saved with the model; the folder is
-            refused, see above.
+            refused, see above, or broken in any other way; the device is not there.
         ImportError: the modules need sentence-transformers, which is not installed.
     """
+    where = torch_device(device)
+    with broken_model_told(path_or_id):
+        encoder = _load(path_or_id, pooling, max_length, prompt_template, batch_size)
+        if not isinstance(encoder, ONNXEncoder):
+            encoder.model.to(where)
+    return encoder
+
+
+def torch_device(device: str | torch.device | None) -> torch.device:
+    """Return the device to compute on; None: the GPU where there is one. Raises ValueError: it is not there."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+        if found.type == "meta" or (found.type == "cpu" and found.index):
+            raise ValueError("it holds no numbers" if found.type == "meta" else "there is one cpu")
+        torch.empty(1, device=found)
+    except Exception as error:  # RuntimeError, AssertionError or NotImplementedError, by the kind of device
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"device must be cpu, cuda or cuda:1 and be there, got {str(device)!r}: {reason}") from None
+    return found
+
+
+def _load(
+    path_or_id: str | Path, pooling: str | None, max_length: int | None, prompt_template: str | None, batch_size: int
+) -> TextEncoder:
     if (graph := onnx_file(path_or_id)) is not None:
         if pooling is not None or prompt_template is not None:
             raise ValueError("pooling and prompt_template must be left out for an ONNX export: its files say them")
@@ -182,13 +209,9 @@ def load_encoder(
     if (folder / "modules.json").is_file():
         if prompt_template is not None:
             raise ValueError("prompt_template must be left out for a SentenceTransformer: its tokenizer holds it")
-        encoder = _from_sentence_transformer(source, folder, pooling, max_length, batch_size)
-    elif not (folder / "config.json").is_file():
+        return _from_sentence_transformer(source, folder, pooling, max_length, batch_size)
+    if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{path_or_id}: holds neither config.json nor modules.json, so it is no model")
-    else:
-        config = load_pretrained(AutoConfig, source)
-        ours = type(config).__module__.startswith("csekit.")
-        build = _from_checkpoint if ours else _from_plain
-        encoder = build(source, pooling, max_length, batch_size, prompt_template)
-    encoder.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return encoder
+    config = load_pretrained(AutoConfig, source)
+    build = _from_checkpoint if type(config).__module__.startswith("csekit.") else _from_plain
+    return build(source, pooling, max_length, batch_size, prompt_template)

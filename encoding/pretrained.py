@@ -4,13 +4,16 @@ Transformers fills weights that a checkpoint lacks with random numbers, and make
 where a folder has none. Both encode without complaint.
 """
 
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from csekit.encoding.imports import import_hint
@@ -20,10 +23,40 @@ from csekit.modeling.tokenization import sentence_frame, tokenize
 SPARE_ROWS = 127
 #: Names that one error lists at most.
 NAMED = 5
+#: Types of safetensors that a weight can have; integers are a quantised model's, which needs code of its own.
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@contextmanager
+def broken_model_told(source: str | Path) -> Iterator[None]:
+    """Turn every error inside the context into one that a command reports in one line, with the model's name.
+
+    A model's folder may hold anything, and libraries answer with any class of exception. Errors of csekit itself stay
+    as they are.
+
+    Raises:
+        ValueError: names the source.
+    """
+    try:
+        yield
+    except Exception as error:
+        known = isinstance(error, ValueError | OSError | ImportError)
+        if known and (_is_ours(error) or str(source) in str(error)):
+            raise
+        reason = " ".join((str(error) if known else f"{type(error).__name__}: {error}").split())[:300]
+        raise ValueError(f"{source}: the model cannot be used: {reason}") from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Tell whether code of csekit raised the error."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and str(place.tb_frame.f_globals.get("__name__")).startswith("csekit.")
 
 
 def load_pretrained(auto_class: Any, source: str | Path, **options: Any) -> Any:
-    """Call ``auto_class.from_pretrained`` without its reports on stderr.
+    """Call ``auto_class.from_pretrained`` without its reports on stderr. Code in the source is never run.
 
     Raises:
         ValueError: the class cannot load the source; the message names both.
@@ -31,8 +64,12 @@ def load_pretrained(auto_class: Any, source: str | Path, **options: Any) -> Any:
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # silences the report of heads that nobody asked for
     try:
-        return auto_class.from_pretrained(str(source), **options)
+        return auto_class.from_pretrained(str(source), trust_remote_code=False, **options)
     except Exception as error:
+        if "trust_remote_code" in str(error):  # Transformers would ask on the terminal
+            raise ValueError(
+                f"{source}: needs Python code of its own (auto_map), which csekit does not run"
+            ) from error
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{source}: {auto_class.__name__} cannot load it: {reason}{import_hint(source)}") from error
     finally:
@@ -43,8 +80,10 @@ def load_transformer(source: str | Path, **options: Any) -> nn.Module:
     """Load a plain encoder in float32, without BERT's own pooler where its class can leave it out.
 
     Raises:
-        ValueError: it cannot be loaded; a weight is missing, has another shape, or holds NaN or infinite values.
+        ValueError: it cannot be loaded; a weight is missing, has another shape, is not a floating-point number, or
+            holds NaN or infinite values; the checkpoint has more layers than the config.
     """
+    stored_weights(source)
     options |= {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         model, info = load_pretrained(AutoModel, source, add_pooling_layer=False, **options)
@@ -62,6 +101,7 @@ def load_checkpoint(source: str | Path) -> Any:
     Raises:
         ValueError: as for :func:`load_transformer`.
     """
+    stored_weights(source)
     model, info = load_pretrained(AutoModel, source, output_loading_info=True, ignore_mismatched_sizes=True)
     unread = ["objectives.", "backbone.pooler."]
     if not getattr(model.config, "projector_at_inference", True):
@@ -88,7 +128,56 @@ def _check_weights(source: str | Path, model: nn.Module, info: dict[str, Any], u
     }
     if other := sorted(text for name, text in shapes.items() if not name.startswith(prefixes)):
         raise ValueError(f"{source}: weights do not have the shapes that config.json asks for: {listed(other)}")
+    check_depth(source, model, info["unexpected_keys"])
     check_finite_weights(source, model, prefixes)
+
+
+def check_depth(source: str | Path, model: nn.Module, stored: Iterable[str]) -> None:
+    """Raise ValueError where a config asks for no layer, or for fewer than the checkpoint has.
+
+    Arguments:
+        stored: names of the checkpoint's weights, with or without those that the model took.
+    """
+    config: Any = getattr(model, "config", None)
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise ValueError(f"{source}: num_hidden_layers must be at least 1, got {layers}")
+    own = set(model.state_dict())
+    layered = {re.sub(r"\.\d+\.", ".#.", name) for name in own} - own
+    left = []
+    for name in stored:
+        forms = {name, name.partition(".")[2]}  # with or without a prefix such as bert.
+        if not forms & own and {re.sub(r"\.\d+\.", ".#.", form) for form in forms} & layered:
+            left.append(name)
+    if left:
+        raise ValueError(
+            f"{source}: the checkpoint has more layers than config.json, which would be left out: "
+            f"{listed(sorted(left))}"
+        )
+
+
+def stored_weights(source: str | Path) -> list[str]:
+    """Return the names of the weights in a local folder's safetensors; [] without such files.
+
+    Raises:
+        ValueError: a file cannot be read, or stores a weight as anything but a floating-point number.
+    """
+    found: list[str] = []
+    for file in sorted(Path(source).glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as content:
+                kinds = {name: content.get_slice(name).get_dtype() for name in content.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file}: not readable: {' '.join(str(error).split())[:300]}") from None
+        whole = [f"{name} is {kind}" for name, kind in kinds.items() if _is_weight(name) and kind not in _FLOATS]
+        if whole:
+            raise ValueError(f"{file}: weights must be float32, float16, bfloat16 or float64: {listed(whole)}")
+        found += kinds
+    return found
+
+
+def _is_weight(name: str) -> bool:
+    return name.endswith((".weight", ".bias", ".gamma", ".beta"))
 
 
 def check_finite_weights(source: str | Path, model: nn.Module, unread: tuple[str, ...] = ()) -> None:
@@ -145,6 +234,28 @@ def check_vocabulary(source: str | Path, tokenizer: PreTrainedTokenizerBase, row
             f"{source}: the tokenizer has {tokens:,} tokens and the model {rows:,} word embeddings: the folder lacks "
             "its tokenizer, or has another model's"
         )
+
+
+def check_files(source: str | Path) -> None:
+    """Check config and stored weights of an encoder that a training starts from, before anything is built.
+
+    Raises:
+        ValueError: ``AutoConfig`` cannot load it; what :func:`stored_weights` raises.
+    """
+    load_pretrained(AutoConfig, source)
+    stored_weights(source)
+
+
+def check_backbone(source: str | Path, backbone: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check an encoder that a training starts from.
+
+    Raises:
+        ValueError: the checkpoint has more layers than the config, or a weight that is not a finite floating-point
+            number; the vocabulary is not the model's.
+    """
+    check_depth(source, backbone, stored_weights(source))
+    check_vocabulary(source, tokenizer, embedding_rows(backbone))
+    check_finite_weights(source, backbone)
 
 
 def embedding_rows(model: Any) -> int | None:

@@ -84,6 +84,27 @@ def checksum(path: str | Path) -> str:
     return state.hexdigest()
 
 
+def check_writable(path: Path, folder: bool = False) -> None:
+    """Check that a file, or a folder, can be written, before the work whose result it will hold. Nothing is created.
+
+    Raises:
+        OSError: a folder stands in the place of the file or the other way round, a part of the path is a file, or the
+            folder is read-only.
+    """
+    path = path.absolute()
+    if path.exists() and path.is_dir() is not folder:
+        raise OSError(
+            f"{path}: must be a {'folder' if folder else 'file'}, there is a {'file' if folder else 'folder'}"
+        )
+    held = path if folder and path.exists() else path.parent
+    while not held.exists():
+        held = held.parent
+    if not held.is_dir():
+        raise NotADirectoryError(f"{path} cannot be written: {held} is a file")
+    if not os.access(held, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written: {held} is read-only")
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file whole or not at all: first under a temporary name in the same folder, then renamed.
 

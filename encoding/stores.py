@@ -7,6 +7,7 @@ most one chunk behind; that chunk is written again in the same place.
 import glob
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from csekit.encoding.json_files import read_json
 from csekit.encoding.provenance import write_atomically
+from csekit.encoding.schema import Count, Schema, check_schema
 
 DTYPES = ("float32", "float16")
 _VERSION = 1
@@ -50,14 +53,46 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     write_atomically(path, (text + "\n").encode("utf-8"))
 
 
+class _Input(Schema):
+    rows: Count
+
+
+class _Output(Schema):
+    kind: str
+    dtype: str
+
+
+class _Shard(Schema):
+    index: Count
+    of: Count
+    start: Count
+    stop: Count
+
+
+class _Settings(Schema):
+    input: _Input
+    output: _Output
+    shard: _Shard
+    encoder: dict[str, Any]
+
+
+class _Record(Schema):
+    settings: _Settings
+    done: Count
+    truncated: Count
+    complete: bool
+
+
 def load_record(path: Path) -> dict[str, Any]:
-    """Read a record. Raises ValueError: the file is not one, or of another version."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not a record of an encoding: {error}") from error
+    """Read a record. Raises ValueError: the file is not one, lacks a field, or is of another version."""
+    record = read_json(path)
     if not isinstance(record, dict) or record.pop("version", None) != _VERSION:
         raise ValueError(f"{path}: not a record of an encoding, or of another version")
+    check_schema(_Record, record, path)
+    place = record["settings"]["shard"]
+    rows = place["stop"] - place["start"]
+    if rows < 0 or record["done"] > rows or (record["complete"] and record["done"] < rows):
+        raise ValueError(f"{path}: done must fit the shard of {rows} rows, got {record['done']}")
     return record
 
 
@@ -113,10 +148,13 @@ class ArraySink:
             self._read_header()
 
     def _read_header(self) -> None:
-        np.lib.format.read_magic(self.file)
-        shape, _, _ = np.lib.format.read_array_header_1_0(self.file)
-        if shape[0] != self.rows:
-            raise ValueError(f"{self.draft}: holds {shape[0]} rows, {self.rows} are wanted: say overwrite")
+        try:
+            np.lib.format.read_magic(self.file)
+            shape, _, _ = np.lib.format.read_array_header_1_0(self.file)
+        except ValueError as error:
+            raise ValueError(f"{self.file.name}: not the array of its record: {error}; say overwrite") from None
+        if shape[:1] != (self.rows,):
+            raise ValueError(f"{self.file.name}: has shape {shape}, {self.rows} rows are wanted: say overwrite")
         self.offset = self.file.tell()
 
     def write(self, row: int, texts: Sequence[str], rows_nH: np.ndarray) -> None:
@@ -183,9 +221,15 @@ def open_sink(target: Path, kind: str, dtype: str, rows: int, start: int, done: 
 
 def _remove_rows(folder: Path, start: int, stop: int) -> None:
     """Delete the files of an earlier run in the range of rows that is written anew."""
-    for path in folder.glob("rows-*.parquet"):
-        if start <= int(path.stem.removeprefix("rows-")) < stop:
+    for first, path in _row_files(folder):
+        if start <= first < stop:
             path.unlink()
+
+
+def _row_files(folder: Path) -> list[tuple[int, Path]]:
+    """Return (first row, path) of the files of rows, sorted."""
+    files = {path: path.stem.removeprefix("rows-") for path in folder.glob("rows-*.parquet")}
+    return sorted((int(first), path) for path, first in files.items() if re.fullmatch("[0-9]{1,18}", first))
 
 
 def check_shards(output: Path, kind: str) -> list[tuple[Path, dict[str, Any]]]:
@@ -225,15 +269,18 @@ def check_shards(output: Path, kind: str) -> list[tuple[Path, dict[str, Any]]]:
 
 def check_rows(folder: Path, rows: int) -> None:
     """Raise ValueError where the parquet files do not hold each row from 0 to ``rows`` exactly once."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     wanted = 0
-    for path in sorted(folder.glob("rows-*.parquet")):
-        first = int(path.stem.removeprefix("rows-"))
+    for first, path in _row_files(folder):
         if first != wanted:
             what = "is missing" if first > wanted else "is there twice"
             raise ValueError(f"{folder}: row {min(first, wanted)} {what}, {path.name} begins with {first}")
-        wanted += pq.read_metadata(path).num_rows
+        try:
+            wanted += pq.read_metadata(path).num_rows
+        except pa.ArrowException as error:
+            raise ValueError(f"{path}: not readable as parquet ({error})") from None
     if wanted != rows:
         raise ValueError(f"{folder}: {wanted} rows are there instead of {rows}")
 

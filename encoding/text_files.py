@@ -3,12 +3,12 @@
 Each format has one parser, so that a message names the line that was read.
 """
 
-import csv
 import gzip
 import hashlib
 import io
 import json
 import lzma
+import reprlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from csekit.encoding.delimited import CorpusError, delimited_rows, unique_names
 
 ROWS = 10_000  # per batch
 BLOCK = 1 << 23  # bytes read at a time
@@ -33,10 +35,6 @@ KINDS = {
     ".ndjson": "json",
     ".parquet": "parquet",
 }
-
-
-class CorpusError(ValueError):
-    """The texts hold something that the user must correct; the message names file and line."""
 
 
 @dataclass(frozen=True)
@@ -137,43 +135,33 @@ def _text(path: Path) -> Iterator[RowBatch]:
 
 def _delimited(path: Path, columns: Sequence[str]) -> Iterator[RowBatch]:
     with _open_text(path, newline="") as file:
-        reader = _reader(file, path)
-        try:
-            header: list[str] = next(reader, [])
-            width, places = len(header), [header.index(column) for column in columns]
-            lines: list[int] = []
-            rows: list[list[str]] = []
-            last = reader.line_num
-            for row in reader:
-                line, last = last + 1, reader.line_num
-                if not row:
-                    row = [""] * width  # an empty line
-                elif len(row) != width:
-                    raise CorpusError(f"{path}, line {line}: {len(row)} fields, the header has {width}")
-                lines.append(line)
-                rows.append(row)
-                if len(rows) == ROWS:
-                    yield RowBatch(lines, [[row[i] for row in rows] for i in places])
-                    lines, rows = [], []
-            if rows:
+        reader = _rows(file, path)
+        header = next(reader, (1, []))[1]
+        unique_names(header, path, columns)
+        width, places = len(header), [header.index(column) for column in columns]
+        lines: list[int] = []
+        rows: list[list[str]] = []
+        for line, row in reader:
+            if not row:
+                row = [""] * width  # an empty line
+            elif len(row) != width:
+                raise CorpusError(f"{path}, line {line}: {len(row)} fields, the header has {width}")
+            lines.append(line)
+            rows.append(row)
+            if len(rows) == ROWS:
                 yield RowBatch(lines, [[row[i] for row in rows] for i in places])
-        except csv.Error as error:
-            raise _bad_csv(path, reader, error) from None
-
-
-def _bad_csv(path: Path, reader: Any, error: csv.Error) -> CorpusError:
-    return CorpusError(f"{path}, line {reader.line_num}: {error} (an unbalanced quote?)")
+                lines, rows = [], []
+        if rows:
+            yield RowBatch(lines, [[row[i] for row in rows] for i in places])
 
 
 def _bad_archive(path: Path, error: Exception) -> CorpusError:
     return CorpusError(f"{path}: damaged archive ({error})")
 
 
-def _reader(file: Iterable[str], path: Path) -> Any:
-    """Return a csv reader: with quoting for commas, without for tabs (a quotation mark in a tsv is text)."""
-    if file_kind(path) == "tsv":
-        return csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-    return csv.reader(file)
+def _rows(file: Iterable[str], path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line, fields): with quoting for commas, without for tabs (a quotation mark in a tsv is text)."""
+    return delimited_rows(file, path, "\t" if file_kind(path) == "tsv" else ",")
 
 
 def _json(path: Path, columns: Sequence[str]) -> Iterator[RowBatch]:
@@ -200,23 +188,29 @@ def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         while start.isspace():
             start = file.read(1)
         file.seek(0)
-        try:
-            items: Iterable[tuple[int, Any]] = enumerate(json.load(file), 1) if start == "[" else _json_lines(file)
-            for line, row in items:
-                if not isinstance(row, dict):
-                    raise CorpusError(f"{path}, line {line}: an object is wanted, got {type(row).__name__}")
-                yield line, row
-        except json.JSONDecodeError as error:
-            raise CorpusError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+        items = enumerate(_parsed(file.read(), path, 1), 1) if start == "[" else _json_lines(file, path)
+        for line, row in items:
+            if not isinstance(row, dict):
+                raise CorpusError(f"{path}, line {line}: an object is wanted, got {type(row).__name__}")
+            yield line, row
 
 
-def _json_lines(file: Iterable[str]) -> Iterator[tuple[int, Any]]:
+def _json_lines(file: Iterable[str], path: Path) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(file, 1):
         if line.strip():
-            try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                raise json.JSONDecodeError(error.msg, "\n" * (number - 1), number - 1) from None
+            yield number, _parsed(line.rstrip(), path, number)
+
+
+def _parsed(text: str, path: Path, line: int) -> Any:
+    """Return the value of a JSON text that begins in this line. Raises CorpusError."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CorpusError(f"{path}, line {line + error.lineno - 1}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise CorpusError(f"{path}, line {line}: not JSON (nested too deeply)") from None
+    except ValueError as error:  # a number with too many digits
+        raise CorpusError(f"{path}, line {line}: not JSON ({error})") from None
 
 
 def file_columns(path: Path, head: int = 1000) -> dict[str, bool]:
@@ -228,21 +222,26 @@ def file_columns(path: Path, head: int = 1000) -> dict[str, bool]:
         if kind == "json":
             found: dict[str, bool] = {}
             for _, (_, row) in zip(range(head), json_objects(path), strict=False):
-                for name, value in row.items():
-                    found[name] = found.get(name, True) and isinstance(value, str)
+                for name, value in row.items():  # a null is told with its line when the column is read
+                    found[name] = found.get(name, True) and (value is None or isinstance(value, str))
             return found
         with _open_text(path, newline="") as file:
-            reader = _reader(file, path)
-            try:
-                header: list[str] = next(reader, [])
-                rows = [row for _, row in zip(range(head), reader, strict=False) if len(row) == len(header)]
-            except csv.Error as error:
-                raise _bad_csv(path, reader, error) from None
+            reader = _rows(file, path)
+            header = next(reader, (1, []))[1]
+            if file_kind(path) == "csv" and len(header) == 1 and "\t" in header[0]:
+                raise CorpusError(f"{path}, line 1: the header has tabs and no comma: rename the file to .tsv")
+            unique_names(header, path)
+            rows = [row for _, (_, row) in zip(range(head), reader, strict=False) if len(row) == len(header)]
     except UnicodeDecodeError:
         raise undecodable(path) from None
     except ARCHIVE_ERRORS as error:
         raise _bad_archive(path, error) from None
     return {name: not all_numbers([row[i] for row in rows]) for i, name in enumerate(header)}
+
+
+def shown(cell: Any) -> str:
+    """Return a cell that is not text for a message, shortened."""
+    return "nothing (null)" if cell is None else f"{reprlib.repr(cell)} ({type(cell).__name__})"
 
 
 def all_numbers(cells: Sequence[str]) -> bool:
@@ -266,6 +265,7 @@ class Scan:
     Arguments:
         columns: names of the columns, for messages.
         numbers_are_text: False: a column of numbers alone is an error (for formats without types).
+        multiline: texts with a line break; ``first_multiline`` is the place of the first one.
         hashing: keep a 64-bit hash of each used row, 8 bytes a row, for ``duplicates``.
     """
 
@@ -276,6 +276,8 @@ class Scan:
     blank: int = 0
     overlong: int = 0
     first_overlong: str | None = None
+    multiline: int = 0
+    first_multiline: str | None = None
     used: int = 0
     _hashes: list[np.ndarray] = field(default_factory=list)
     _numeric: dict[int, tuple[int, str]] | None = None
@@ -291,13 +293,17 @@ class Scan:
         for name, cells in zip(self.columns, batch.cells, strict=True):
             if not set(map(type, cells)) <= {str}:
                 i = next(i for i, cell in enumerate(cells) if not isinstance(cell, str))
-                what = "nothing (null)" if cells[i] is None else f"{cells[i]!r} ({type(cells[i]).__name__})"
-                raise CorpusError(f"{where}, {unit} {batch.lines[i]}: column {name!r} holds {what}, not text")
+                raise CorpusError(
+                    f"{where}, {unit} {batch.lines[i]}: column {name!r} holds {shown(cells[i])}, not text"
+                )
             blank.update(i for i, cell in enumerate(cells) if not cell or cell.isspace())
             if max(map(len, cells), default=0) > OVERLONG:
                 long = [i for i, cell in enumerate(cells) if len(cell) > OVERLONG]
                 self.overlong += len(long)
                 self.first_overlong = self.first_overlong or f"{Path(where).name}, {unit} {batch.lines[long[0]]}"
+            if broken := [i for i, cell in enumerate(cells) if "\n" in cell]:
+                self.multiline += len(broken)
+                self.first_multiline = self.first_multiline or f"{Path(where).name}, {unit} {batch.lines[broken[0]]}"
         self._watch_numbers(batch)
         keep = [i for i in range(len(batch.lines)) if i not in blank] if blank else list(range(len(batch.lines)))
         texts = [[cells[i] for i in keep] if blank else list(cells) for cells in batch.cells]

@@ -1,15 +1,20 @@
 """Scored sentence pairs, and readers for TSV and CSV files."""
 
-import csv
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from csekit.encoding.delimited import delimited_rows, unique_names
+
 Column = str | int
+
+#: A number as people write it: Python would also read 1_0 and digits of other scripts.
+_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -73,11 +78,10 @@ def read_lines(path: str | Path, encoding: str = "utf-8-sig") -> list[str]:
 
 
 def parse_score(text: str, where: str) -> float:
-    """Parse a score. Raises ValueError that starts with ``where`` if it is no number or not finite."""
-    try:
-        score = float(text)
-    except ValueError:
-        raise ValueError(f"{where}: must be a number, got {text!r}") from None
+    """Parse a score. Raises ValueError that starts with ``where`` if it is no decimal number or not finite."""
+    if not _NUMBER.fullmatch(text.strip()):
+        raise ValueError(f"{where}: must be a number, got {text!r:.80}")
+    score = float(text)
     if not math.isfinite(score):
         raise ValueError(f"{where}: must be finite, got {text!r}")
     return score
@@ -90,20 +94,16 @@ def _rows(path: Path, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
     if delimiter == "\t":
         yield from ((i, line.split("\t")) for i, line in enumerate(lines, 1) if line.strip())
         return
-    reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
-    start = 1
-    try:
-        for row in reader:
-            if any(field.strip() for field in row):
-                yield start, row
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: not CSV: {error}") from error
+    for number, row in delimited_rows((line + "\n" for line in lines), path, delimiter):
+        if any(field.strip() for field in row):
+            yield number, row
 
 
 def _positions(path: Path, header: list[str] | None, columns: Mapping[str, Column]) -> dict[str, int]:
     """Map argument name to 0-based column number."""
     positions = {}
+    if header is not None:
+        unique_names(header, path, [column for column in columns.values() if isinstance(column, str)])
     for argument, column in columns.items():
         if isinstance(column, int):
             if column < 0:
@@ -114,6 +114,8 @@ def _positions(path: Path, header: list[str] | None, columns: Mapping[str, Colum
         if column not in header:
             raise ValueError(f"{path}, line 1: {argument} must be one of the columns {header}, got {column!r}")
         positions[argument] = header.index(column)
+    if len(set(positions.values())) < len(positions):
+        raise ValueError(f"{', '.join(columns)} must be different columns, got {list(columns.values())}")
     return positions
 
 
@@ -136,8 +138,9 @@ def read_pairs(
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: names file, line and field: not UTF-8, a missing column, an empty sentence, a score that is no
-            finite number, fewer than 3 pairs, or the same score everywhere.
+        ValueError: names file, line and field: not UTF-8, an unbalanced quote, a column that is missing or there
+            twice, more fields than the header has, an empty sentence, a score that is no finite decimal number, fewer
+            than 3 pairs, or the same score everywhere.
     """
     path = Path(path)
     rows = read_columns(path, {"sentence1": sentence1, "sentence2": sentence2, "score": score}, delimiter=delimiter)
@@ -168,7 +171,8 @@ def read_columns(
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: names file, line and field: not UTF-8, a missing column, an empty field.
+        ValueError: names file, line and field: not UTF-8, an unbalanced quote, a column that is missing or there
+            twice, more fields than the header has, an empty field.
     """
     path = Path(path)
     rows = list(_rows(path, delimiter))
@@ -180,6 +184,8 @@ def read_columns(
     positions = _positions(path, names, columns)
     found = []
     for line, row in rows:
+        if names is not None and len(row) > len(names):
+            raise ValueError(f"{path}, line {line}: {len(row)} fields, the header has {len(names)}")
         for argument, position in positions.items():
             where = f"{path}, line {line}, field {argument} ({columns[argument]!r})"
             if position >= len(row):

@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from csekit.encoding.schema import check_schema
 from csekit.evaluation import figures
 from csekit.evaluation.clustering import TopicMap
 from csekit.evaluation.plotting import save_figure
 from csekit.evaluation.results import read_results, read_similarities
+from csekit.evaluation.results_schema import GeometryResults
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,6 +39,8 @@ def geometry_files(results_dir: Path) -> dict[Path, dict[str, Any]]:
     found = {path: content for path, content in read.items() if "geometry" in content}
     if not found:
         raise NoResults(f"{Path(results_dir) / GEOMETRY}: holds no results (run csekit geometry first)")
+    for path, content in found.items():
+        check_schema(GeometryResults, content, path)
     return dict(sorted(found.items(), key=lambda item: item[1]["geometry"]["spearman"]))
 
 
@@ -100,8 +104,15 @@ def cosine_by_rating(results_dir: Path) -> "Figure":
     """Draw the violins of all encoders."""
     files = geometry_files(results_dir)
     source = _of_one_set(files.values())
-    models = {content["title"]: read_similarities(path)[source] for path, content in files.items()}
+    models = {content["title"]: _similarities(path, source) for path, content in files.items()}
     return figures.cosine_violins(models, source=source)
+
+
+def _similarities(path: Path, source: str) -> tuple[Any, Any]:
+    found = read_similarities(path)
+    if source not in found:
+        raise ValueError(f"{path}: similarities must hold {source!r}, got {sorted(found)}")
+    return found[source]
 
 
 def alignment_uniformity(results_dir: Path) -> "Figure":

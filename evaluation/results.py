@@ -9,13 +9,17 @@ import hashlib
 import io
 import json
 import os
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from csekit.encoding.json_files import read_json
 from csekit.encoding.provenance import write_atomically
+from csekit.evaluation.results_schema import check_results
 
 FORMAT = 1
 #: Steps of the similarities in files that older versions wrote.
@@ -155,19 +159,17 @@ def read_results(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not JSON, not a results file, or of a later format.
+        ValueError: not JSON, not a results file, of a later format, or a field of the wrong type.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such results file")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not a JSON file: {error}") from error
+    content = read_json(path)
     if not isinstance(content, dict) or "format" not in content:
         raise ValueError(f"{path}: not a results file: the field 'format' is missing")
     if content["format"] != FORMAT:
-        raise ValueError(f"{path}: format must be {FORMAT}, got {content['format']!r}")
+        raise ValueError(f"{path}: format must be {FORMAT}, got {content['format']!r:.80}")
+    check_results(content, path)
     return content
 
 
@@ -176,7 +178,7 @@ def read_similarities(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarra
 
     Raises:
         FileNotFoundError: the file beside it is missing.
-        ValueError: the results hold no similarities, or those of another run.
+        ValueError: the results hold no similarities, those of another run, or the file is damaged.
     """
     entry = read_results(path).get("similarities")
     if not entry:
@@ -187,4 +189,7 @@ def read_similarities(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarra
     data = beside.read_bytes()
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise ValueError(f"{beside}: not the similarities of {Path(path).name}, its sha256 differs")
-    return unpack_similarities(data)
+    try:
+        return unpack_similarities(data)
+    except (KeyError, ValueError, IndexError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{beside}: holds no similarities: {error!r:.200}") from error

@@ -5,15 +5,17 @@ The module needs neither torch nor Transformers, so that resuming is instant.
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from csekit.encoding.json_files import read_json
 from csekit.encoding.provenance import write_atomically
-from csekit.evaluation.pairs import normal, parse_score, read_lines
+from csekit.evaluation.pairs import normal, read_lines
+from csekit.evaluation.sts_data import parse_gold
 
-#: Highest score of the STS scale: the same meaning. 0: nothing in common.
-HIGHEST = 5.0
+_HEADER = "sentence1\tsentence2\tscore"
 
 
 class ScoreFile:
@@ -72,11 +74,7 @@ class ScoreFile:
             if path.exists():
                 raise ValueError(f"{path}: holds something else ({beside.name} is missing); choose another name")
             return None
-        try:
-            content = json.loads(beside.read_text(encoding="utf-8"))
-            begun, pairs = content["origin"], [(str(a), str(b)) for a, b in content["pairs"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{beside}: not the pairs of a labelling: {error!r}") from error
+        begun, pairs = _begun(beside)
         for name, value in origin.items():
             if begun.get(name) != value:
                 raise ValueError(
@@ -88,19 +86,23 @@ class ScoreFile:
 
     def _read(self) -> None:
         position = {pair: i for i, pair in enumerate(self.pairs)}
-        lines = read_lines(self.path)[1:] if self.path.is_file() else []
-        for number, line in enumerate(lines, 2):
+        lines = read_lines(self.path) if self.path.is_file() else []
+        if lines and lines[0] != _HEADER:
+            raise ValueError(f"{self.path}, line 1: must be the header {_HEADER!r}, got {lines[0]!r}")
+        for number, line in enumerate(lines[1:], 2):
             where, cells = f"{self.path}, line {number}", line.split("\t")
             if len(cells) != 3 or (cells[0], cells[1]) not in position:
                 raise ValueError(
                     f"{where}: must be a pair of {self.beside(self.path).name} with a score, got {line!r}"
                 )
-            self.scores[position[cells[0], cells[1]]] = check_score(cells[2], f"{where}, field score")
+            if self.scores[position[cells[0], cells[1]]] is not None:
+                raise ValueError(f"{where}: the pair is scored in a line before")
+            self.scores[position[cells[0], cells[1]]] = parse_gold(cells[2], f"{where}, field score")
 
     def set(self, i: int, score: float) -> None:
         """Set the score of pair i, from 0 to 5, replace an earlier one, and write the file."""
-        self.scores[i] = check_score(repr(float(score)), "score")
-        lines = ["\t".join(("sentence1", "sentence2", "score"))]
+        self.scores[i] = parse_gold(repr(float(score)), "score")
+        lines = [_HEADER]
         for pair, value in zip(self.pairs, self.scores, strict=True):
             if value is not None:
                 lines.append("\t".join((*pair, repr(value))))
@@ -111,12 +113,18 @@ class ScoreFile:
         return [i for i, score in enumerate(self.scores) if score is None]
 
 
-def check_score(text: str, where: str) -> float:
-    """Parse a score from 0 to 5. Raises ValueError that starts with ``where``."""
-    score = parse_score(text, where)
-    if not 0 <= score <= HIGHEST:
-        raise ValueError(f"{where}: must be from 0 to 5, got {text}")
-    return score
+def _begun(path: Path) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Read origin and pairs. Raises ValueError: the file holds something else."""
+    content = read_json(path)
+    origin, pairs = (content.get(name) for name in ("origin", "pairs")) if isinstance(content, dict) else (None, None)
+    if not isinstance(origin, dict) or not isinstance(pairs, list):
+        raise ValueError(f"{path}: not the pairs of a labelling: must have 'origin' and 'pairs'")
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise ValueError(
+                f"{path}: not the pairs of a labelling: a pair must be two texts, got {reprlib.repr(pair)}"
+            )
+    return origin, [(first, second) for first, second in pairs]
 
 
 def corpus_digest(sentences: Sequence[str]) -> str:

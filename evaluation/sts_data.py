@@ -43,6 +43,8 @@ COUNTS: dict[str, dict[str, int]] = {
 STS_TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 DEV_TASKS = ("STS-B-dev", "SICK-R-trial")
 TEXT_FORMS = ("tokenized", "raw")
+#: Highest gold score of every set.
+HIGHEST = 5.0
 
 #: Task to (data set on the Hub, split, pairs). They hold raw text without sub-corpora. The Hub's SICK-R is all of
 #: SICK, not the papers' test part, so it has its own name and is not part of the Avg.
@@ -98,6 +100,14 @@ def check_count(found: int, expected: int, where: object) -> None:
         raise ValueError(f"{where}: expected {expected} scored pairs, found {found}")
 
 
+def parse_gold(text: str, where: str) -> float:
+    """Parse a gold score from 0 to 5. Raises ValueError that starts with ``where``."""
+    score = parse_score(text, where)
+    if not 0 <= score <= HIGHEST:
+        raise ValueError(f"{where}: must be from 0 to {HIGHEST:g}, got {text.strip()}")
+    return score
+
+
 def has_stsb(data_dir: str | Path) -> bool:
     """Return whether the folder holds STS-B, as SentEval's folder or as a table."""
     senteval = find_folder(data_dir, "STS/STSBenchmark", ("", "senteval", "downstream"))
@@ -123,7 +133,7 @@ def _senteval_year(folder: Path, name: str, subset: str) -> Pairs:
         sentences = text.split("\t")
         if len(sentences) < 2:
             raise ValueError(f"{input_path}, line {i}: must hold two tab-separated sentences, got {text!r}")
-        pairs.append((sentences[0], sentences[1], parse_score(gold, f"{gold_path}, line {i}, field score")))
+        pairs.append((sentences[0], sentences[1], parse_gold(gold, f"{gold_path}, line {i}, field score")))
     check_count(len(pairs), COUNTS[name][subset], gold_path)
     return _pairs(subset, pairs, gold_path)
 
@@ -153,7 +163,7 @@ def _table(path: Path, columns: tuple[int, int, int], header: bool) -> list[tupl
 
 def _scored(path: Path, rows: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, float]]:
     """Keep the rows with a gold score and parse it."""
-    return [(a, b, parse_score(s, f"{path}, the pair {a!r}, field score")) for a, b, s in rows if s.strip()]
+    return [(a, b, parse_gold(s, f"{path}, the pair {a!r}, field score")) for a, b, s in rows if s.strip()]
 
 
 def _sick(data_dir: str | Path, subset: str) -> Pairs:
@@ -227,7 +237,8 @@ def load_sts(data_dir: str | Path, tasks: str | Sequence[str] = "sts", text_form
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a wrong count (names file, expected, found), an unknown task, a malformed line.
+        ValueError: a wrong count (names file, expected, found), an unknown task, a malformed line, a gold score
+            outside 0 to 5.
     """
     if text_form not in TEXT_FORMS:
         raise ValueError(f"text_form must be 'tokenized' or 'raw', got {text_form!r}")
@@ -261,8 +272,8 @@ def load_sts_hub(
     for name in resolve_tasks(tasks, HUB_DATASETS):
         dataset, split, expected = HUB_DATASETS[name]
         rows = [
-            (row["sentence1"], row["sentence2"], float(row["score"]))
-            for row in load(dataset, split=split)
+            (row["sentence1"], row["sentence2"], parse_gold(str(row["score"]), f"{dataset} ({split}), row {i}"))
+            for i, row in enumerate(load(dataset, split=split), 1)
             if row["score"] is not None
         ]
         check_count(len(rows), expected, f"{dataset} ({split})")

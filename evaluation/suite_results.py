@@ -50,7 +50,7 @@ class SuiteResults:
         if old.get("run") != run:
             raise FileExistsError(f"{self.path}: holds the results of another run; choose another name or --overwrite")
         for key, settings in self.settings.items():
-            held = old.get("suites", {}).get(key, {}).get("settings")
+            held = ((old.get("suites") or {}).get(key) or {}).get("settings")
             if held is not None and held != settings:
                 raise FileExistsError(
                     f"{self.path}: holds {key} with {held}, now it is {dict(settings)}; choose another name or "
@@ -58,7 +58,7 @@ class SuiteResults:
                 )
         if old.pop("similarities", None):
             self._similarities = read_similarities(self.path)
-        self._content |= old
+        self._content |= {name: value for name, value in old.items() if value is not None}
 
     def add(self, key: str, scores: Any, seconds: float) -> Path:
         """Write the scores of a suite: an object with ``to_dict`` and optionally ``similarities``."""
@@ -67,7 +67,7 @@ class SuiteResults:
         self._content["suites"][key] = {"settings": self.settings[key], "environment": found}
         self._content["environment"] = found
         parts = {**self._content["seconds"], key: round(seconds, 1)}
-        self._content["seconds"] = {**parts, "total": round(sum(v for k, v in parts.items() if k != "total"), 1)}
+        self._content["seconds"] = {**parts, "total": round(sum(v or 0 for k, v in parts.items() if k != "total"), 1)}
         if hasattr(scores, "similarities"):
             self._similarities |= scores.similarities()
         return write_results(self.path, self._content, self._similarities or None, overwrite=True)

@@ -30,6 +30,7 @@ from csekit.trainers.scripts.pretraining_runs import (
 from csekit.trainers.scripts.runs import one_line_errors, run_folder
 
 
+@one_line_errors()
 def main() -> int:
     started = time.monotonic()
     run, args = parse_pretrain_arguments()

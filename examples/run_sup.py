@@ -26,6 +26,7 @@ from csekit.trainers.scripts.runs import (
 )
 
 
+@one_line_errors()
 def main() -> int:
     started = time.monotonic()
     run, args, fields = parse_run_arguments(defaults=SUPERVISED)

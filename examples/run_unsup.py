@@ -24,6 +24,7 @@ REAL_RUN = """For a real run:
   (or --dataset_name NAME from the Hub; --data_dir SentEval/data for STS-B dev and the STS test sets)"""
 
 
+@one_line_errors()
 def main() -> int:
     started = time.monotonic()
     run, args, fields = parse_run_arguments()

@@ -31,8 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+from pydantic import Field
 
+from csekit.encoding.schema import Count, Number, Schema, check_schema
+from csekit.encoding.yaml_files import read_yaml
 from experiments.trial import Arguments, PlanError, Trial, as_words
 
 _EXPERIMENT_KEYS = {"title", "script", "arguments", "grid", "grid_steps", "final_arguments", "seeds", "trials"}
@@ -140,7 +142,10 @@ class Plan:
         """
         if not path.is_file():
             raise PlanError(f"the plan must be a YAML file, got {str(path)!r}")
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        try:
+            raw = read_yaml(path)
+        except (OSError, ValueError) as error:
+            raise PlanError(str(error)) from None
         if not isinstance(raw, dict):
             raise PlanError(f"{path}: a plan is a mapping of names to values, got {type(raw).__name__}")
         return cls.from_dict({"name": path.stem} | raw, environment, overrides)
@@ -159,6 +164,10 @@ class Plan:
                 raise PlanError(f"--{name} is set for each trial by the plan and cannot be overridden")
         raw = _expand(dict(raw), environment)
         _check_keys("the plan", raw, _PLAN_KEYS)
+        try:
+            check_schema(RawPlan, raw, "the plan")
+        except ValueError as error:
+            raise PlanError(str(error)) from None
         _check_name("name", raw["name"])
         if not raw.get("experiments"):
             raise PlanError("experiments must name at least one experiment, got none")
@@ -200,6 +209,61 @@ class Plan:
         if isinstance(against, dict):
             return list(against.items())
         return [(name, base) for name in self.experiments if name not in against for base in against]
+
+
+class RawExperiment(Schema):
+    """The types of an experiment's fields."""
+
+    title: str | None = None
+    script: str | None = None
+    arguments: dict[str, Any] | None = None
+    grid: dict[str, Any] | None = None
+    grid_steps: Count | None = None
+    final_arguments: dict[str, Any] | None = None
+    seeds: list[int] | None = None
+    trials: dict[str, dict[str, Any] | None] | None = None
+    command: list[Any] | None = None
+    run_name: str | None = None
+    measured_in: str | None = None
+    seconds_per_step: Number | None = None
+    seconds_per_trial: Number | None = None
+    scores: list[str] | None = None
+
+
+class RawRow(Schema):
+    """The types of a row in a table of trials."""
+
+    trial: str
+    label: str | None = None
+
+
+class RawTable(Schema):
+    """The types of an ablation table's fields."""
+
+    title: str | None = None
+    rows: list[RawRow] = Field(default_factory=list)
+    curves: list[RawRow] = Field(default_factory=list)
+    second: dict[str, Any] | None = None
+
+
+class RawMargins(Schema):
+    """The types of the margins' fields."""
+
+    against: list[str] | dict[str, str] = Field(default_factory=list)
+    paper: dict[str, Number] = Field(default_factory=dict)
+
+
+class RawPlan(RawExperiment):
+    """The types of a plan's fields."""
+
+    name: str
+    makes: str | None = None
+    device: str | None = None
+    baseline: str | None = None
+    margins: RawMargins | None = None
+    max_minutes: Number | None = None
+    experiments: dict[str, RawExperiment | None] | None = None
+    tables: dict[str, RawTable] | None = None
 
 
 def parse_options(words: Sequence[str]) -> Arguments:
@@ -244,7 +308,7 @@ def _experiment(
             wanted = "a mapping of arguments" if named else "a list of values"
             raise PlanError(f"experiments.{name}.grid.{key} must be {wanted}, got {values!r}")
     script = "" if own.get("command") else str(pick("script", ""))
-    if not own.get("command") and not Path(script).is_file():
+    if not own.get("command") and not os.path.isfile(script):
         raise PlanError(f"experiments.{name}.script must be a file, got {script!r} (seen from {Path.cwd()})")
     for trial in grid if named else own.get("trials") or {}:
         _check_name(f"experiments.{name}.{'grid' if named else 'trials'}", trial)

@@ -49,6 +49,7 @@ def load_backbone(
         ValueError: the checkpoint lacks weights of the encoder.
     """
     options: dict[str, Any] = {"config": config, "dtype": torch.float32, "output_loading_info": True}
+    options["trust_remote_code"] = False
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     if "add_pooling_layer" in inspect.signature(kind).parameters:

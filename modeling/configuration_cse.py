@@ -10,7 +10,7 @@ from .base import EncoderWrapperConfig
 from .pooling import POOLINGS
 from .projectors import PROJECTORS
 from .registry import OBJECTIVES, registered
-from .settings import ObjectiveConfig
+from .settings import ObjectiveConfig, check_number, check_type
 
 
 class CSEConfig(EncoderWrapperConfig):
@@ -62,6 +62,8 @@ class CSEConfig(EncoderWrapperConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         given = self.default_objectives() if self.objectives is None else self.objectives
+        if not isinstance(given, list | tuple):
+            raise ValueError(f"objectives must be a list, got {given!r:.80}")
         self.objectives = [_objective_config(objective) for objective in given]
         self._set_flat(kwargs)
         super().__post_init__(**kwargs)
@@ -82,10 +84,11 @@ class CSEConfig(EncoderWrapperConfig):
     def _check(self) -> None:
         _one_of("pooling", self.pooling, POOLINGS)
         _one_of("projector", self.projector, PROJECTORS)
-        if not isinstance(self.temperature, int | float) or not self.temperature > 0:
-            raise ValueError(f"temperature must be a number greater than 0, got {self.temperature!r}")
-        if not isinstance(self.contrastive_weight, int | float) or self.contrastive_weight < 0:
-            raise ValueError(f"contrastive_weight must be a number of at least 0, got {self.contrastive_weight!r}")
+        for name in ("prompt_template", "prompt_mask_offset", "projector_at_inference", "symmetric", "mask_identical"):
+            check_type(name, getattr(self, name), CSEConfig.__annotations__[name])
+        check_number("temperature", self.temperature, 0, open_ends="low")
+        check_number("contrastive_weight", self.contrastive_weight, 0)
+        check_type("hard_negative_weight", self.hard_negative_weight, float)
         if self.contrastive_weight == 0 and not self.objectives:
             raise ValueError("contrastive_weight 0 needs an objective: nothing else would train, got none")
         if self.pooling == "mask" and self.prompt_template is None:
@@ -191,7 +194,9 @@ def _objective_config(value: Any) -> ObjectiveConfig:
     """Return an objective's config from a config object, a name or a dict with ``name``."""
     if isinstance(value, ObjectiveConfig):
         return value
-    fields = {"name": value} if isinstance(value, str) else dict(value)
+    if not isinstance(value, str | dict):
+        raise ValueError(f"objectives must be names or mappings with 'name', got {value!r:.80}")
+    fields: dict[str, Any] = {"name": value} if isinstance(value, str) else dict(value)
     name = fields.pop("name", None)
     config_class = registered(name).config_class
     unknown = sorted(set(fields) - config_class.field_names())

@@ -91,7 +91,7 @@ class CSEModel(EncoderWrapper):
         """
         name_or_path = str(name_or_path)
         cls.config_class.check_names(list(config))
-        encoder_config = AutoConfig.from_pretrained(name_or_path)
+        encoder_config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
         if isinstance(encoder_config, CSEConfig):
             raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
         encoder_config.dtype = torch.float32
@@ -100,7 +100,7 @@ class CSEModel(EncoderWrapper):
         for settings in model_config.objectives:
             settings.complete(name_or_path)
         if model_config.prompt_template is not None:
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name_or_path)
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
             model_config.prompt_mask_offset = sentence_frame(tokenizer, model_config.prompt_template).mask_offset
         with torch.device("meta"):
             skeleton = build_backbone(encoder_config)

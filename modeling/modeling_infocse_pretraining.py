@@ -106,7 +106,7 @@ class InfoCSEForPreTraining(EncoderWrapper):
         known = set(inspect.get_annotations(cls.config_class)) - {"encoder_config", "model_type", "sub_configs"}
         if unknown := sorted(set(config) - known):
             raise ValueError(f"{cls.config_class.__name__} has no field {unknown[0]!r}; it has {sorted(known)}")
-        encoder_config = AutoConfig.from_pretrained(name_or_path)
+        encoder_config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
         if hasattr(encoder_config, "encoder_config"):
             raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
         encoder_config.dtype = torch.float32

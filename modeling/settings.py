@@ -1,5 +1,7 @@
-"""The base of the objectives' settings."""
+"""The base of the objectives' settings, and checks of single values."""
 
+import math
+import types
 import typing
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
@@ -15,15 +17,17 @@ class ObjectiveConfig:
         weight: factor of the term in the loss.
 
     Raises:
-        ValueError: the weight is not a number.
+        ValueError: a value of another type than its field, a number that is not finite, a weight below 0.
     """
 
     name: ClassVar[str] = ""
     weight: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.weight, int | float):
-            raise ValueError(f"{self.name}_weight must be a number, got {self.weight!r}")
+        for field, hint in typing.get_type_hints(type(self)).items():
+            if typing.get_origin(hint) is not ClassVar:
+                check_type(f"{self.name}_{field}", getattr(self, field), hint)
+        check_number(f"{self.name}_weight", self.weight, 0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields with ``name``, as ``config.json`` holds them."""
@@ -52,3 +56,45 @@ def check_choice(config: ObjectiveConfig, field: str, allowed: tuple[Any, ...]) 
     value = getattr(config, field)
     if value not in allowed:
         raise ValueError(f"{config.name}_{field} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+_KINDS: dict[Any, tuple[str, tuple[type, ...]]] = {
+    float: ("a number", (int, float)),
+    int: ("a whole number", (int,)),
+    bool: ("True or False", (bool,)),
+    str: ("text", (str,)),
+}
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Raise ValueError if a value has not the type of its field, or is a number that is not finite.
+
+    Arguments:
+        name: name of the field, for the message.
+        hint: float, int, bool, str, or one of these or None; other types are not checked.
+    """
+    optional = typing.get_origin(hint) in (typing.Union, types.UnionType) and type(None) in typing.get_args(hint)
+    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)] if optional else [hint]
+    if (value is None and optional) or len(kinds) != 1 or kinds[0] not in _KINDS:
+        return
+    wanted, allowed = _KINDS[kinds[0]]
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kinds[0] is not bool):
+        raise ValueError(f"{name} must be {wanted}{' or None' if optional else ''}, got {value!r:.80}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+
+
+def check_number(name: str, value: Any, low: float, high: float = math.inf, open_ends: str = "") -> None:
+    """Raise ValueError unless a value is a finite number between two bounds.
+
+    Arguments:
+        name: name of the field, for the message.
+        open_ends: the bounds that are not allowed themselves: 'low', 'high' or 'low high'.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    above = number and (value > low if "low" in open_ends else value >= low)
+    if above and (value < high if "high" in open_ends else value <= high):
+        return
+    most = "" if high == math.inf else f" and {'below' if 'high' in open_ends else 'at most'} {high:g}"
+    least = f"greater than {low:g}" if "low" in open_ends else f"of at least {low:g}"
+    raise ValueError(f"{name} must be a number {least}{most}, got {value!r:.80}")

@@ -206,3 +206,25 @@ def test_nothing_is_wider_than_the_screen(opened: Any) -> None:
         return boxes.flatMap((a, i) => boxes.slice(i + 1).filter(b => a.left < b.right && b.left < a.right
             && a.top < b.bottom && b.top < a.bottom).map(b => [a.left, a.top, b.left, b.top])); })"""
     assert opened.evaluate(overlaps) == []
+
+
+def test_names_with_markup_are_text(tmp_path: Path) -> None:
+    """A corpus, a backbone, a task, a term of the loss and settings whose names are HTML."""
+    name = "<script>alert(1)</script><a href='javascript:alert(2)'>\"&"
+    content = {
+        **results_of("simcse", 1.0),
+        "backbone": name,
+        "corpus": {"name": name},
+        "config": {name: name},
+        "test": {"tasks": {name: {"all": 5.0}}, "text_form": name},
+        "log": [
+            {"step": 1, "loss": 1.0, f"loss/{name}": 1.0, name: 2.0},
+            {"step": 2, "loss": 1.0, f"loss/{name}": 1.0},
+        ],
+    }
+    write_results(tmp_path / "run.json", content)
+    assert run(tmp_path / "run.json", "-o", tmp_path / "a.html", "--title", name, "--label", name).exit_code == 0
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "alert(1)" in page
+    assert "<script" not in page
+    assert "<a href='java" not in page

@@ -1,16 +1,46 @@
 """Training arguments: Transformers' own, with the defaults of the papers."""
 
+import inspect
 import math
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers.trainer_utils import SchedulerType
 
+from csekit.encoding.json_files import parse_json, read_json
+from csekit.modeling.settings import check_number, check_type
 from csekit.trainers.data.augmentation import make_augmentation
 from csekit.trainers.progress import LOG_FORMATS
 
 #: Steps between evaluations, and how often a shorter run is evaluated.
 EVAL_STEPS, EVALUATIONS = 125, 8
+
+#: Least value of Transformers' whole numbers, and of its other numbers; None is allowed where its type says so.
+_WHOLE = {
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "eval_accumulation_steps": 1,
+    "save_total_limit": 1,
+    "dataloader_num_workers": 0,
+    "dataloader_prefetch_factor": 1,
+    "seed": 0,
+    "data_seed": 0,
+    "torch_empty_cache_steps": 1,
+    "ddp_bucket_cap_mb": 1,
+    "ddp_timeout": 1,
+}
+_AT_LEAST_0 = ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "eval_delay", "neftune_noise_alpha")
+_ABOVE_0 = ("num_train_epochs", "logging_steps", "eval_steps", "save_steps", "adam_epsilon")
+_BELOW_1 = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
+#: Largest seed that NumPy takes.
+_LARGEST_SEED = 2**32 - 1
 
 
 @dataclass
@@ -65,8 +95,63 @@ class RunTrainingArguments(TrainingArguments):
             self.save_steps = self.eval_steps or 500
         if self.log_format not in LOG_FORMATS:
             raise ValueError(f"log_format must be one of {', '.join(map(repr, LOG_FORMATS))}, got {self.log_format!r}")
+        _check_numbers(self)
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
-        super().__post_init__()
+        _check_mappings(self)
+        try:
+            super().__post_init__()
+        except (TypeError, AttributeError, KeyError, NotImplementedError) as error:
+            raise ValueError(f"training arguments: {error}") from error
+        _check_scheduler(self)
+
+
+def _check_numbers(args: RunTrainingArguments) -> None:
+    """Check the numbers that Transformers takes as they are: NaN, a negative rate or half a step.
+
+    Raises:
+        ValueError: a number that is not allowed.
+    """
+    for name, least in _WHOLE.items():
+        if (value := getattr(args, name)) is not None:
+            check_type(name, value, int)
+            check_number(name, value, least, _LARGEST_SEED if name.endswith("seed") else 2**31 - 1)
+    for name in (*_AT_LEAST_0, *_ABOVE_0):
+        if (value := getattr(args, name)) is not None:
+            check_number(name, value, 0, open_ends="low" if name in _ABOVE_0 else "")
+    for name in _BELOW_1:
+        check_number(name, getattr(args, name), 0, 1, open_ends="high")
+    check_type("max_steps", args.max_steps, int)
+    if args.max_steps != -1 and not 1 <= args.max_steps < 2**31:
+        raise ValueError(f"max_steps must be at least 1, or -1 for num_train_epochs, got {args.max_steps}")
+
+
+def _check_mappings(args: RunTrainingArguments) -> None:
+    """Check the arguments that are mappings, JSON or files. Raises ValueError that names the argument."""
+    for name in args._VALID_DICT_FIELDS:
+        value = getattr(args, name)
+        if isinstance(value, str) and value.startswith("{"):
+            parse_json(value, name)
+        elif isinstance(value, str) and value and not os.path.isfile(value):
+            raise ValueError(f"{name} must be JSON in braces or a file, got {value!r}: no such file")
+    if isinstance(args.accelerator_config, str):
+        text = args.accelerator_config
+        config = parse_json(text, "accelerator_config") if text.startswith("{") else read_json(Path(text))
+    else:
+        config = args.accelerator_config
+    allowed = {field.name for field in fields(AcceleratorConfig)}
+    for name in config if isinstance(config, dict) else ():
+        if name not in allowed:
+            raise ValueError(f"accelerator_config must have fields of {', '.join(sorted(allowed))}, got {name!r}")
+
+
+def _check_scheduler(args: RunTrainingArguments) -> None:
+    """Raise ValueError for an option that the scheduler does not have."""
+    kind = SchedulerType(args.lr_scheduler_type)
+    make: Any = TYPE_TO_SCHEDULER_FUNCTION.get(kind)
+    for name in args.lr_scheduler_kwargs or {} if make is not None else ():
+        allowed = inspect.signature(make).parameters
+        if name not in allowed and not any(known.kind is known.VAR_KEYWORD for known in allowed.values()):
+            raise ValueError(f"lr_scheduler_kwargs of {kind.value!r} must not have {name!r}")
 
 
 @dataclass
@@ -161,6 +246,9 @@ class CSETrainingArguments(RunTrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        for name in ("max_seq_length", "label_free_samples", "cache_chunk_size"):
+            check_type(name, getattr(self, name), int)
+        check_type("geometry_threshold", self.geometry_threshold, float)
         if self.max_seq_length < 3:
             raise ValueError(f"max_seq_length must be at least 3, got {self.max_seq_length}")
         if self.label_free_samples < 0 or self.label_free_samples == 1:
@@ -209,6 +297,7 @@ class PretrainingArguments(RunTrainingArguments):
     eval_steps: float | None = field(default=500, metadata={"help": "Steps between evaluations."})
 
     def __post_init__(self) -> None:
+        check_type("block_length", self.block_length, int)
         if self.block_length < 3:
             raise ValueError(f"block_length must be at least 3, got {self.block_length}")
         if not 0 < self.mlm_probability < 1:

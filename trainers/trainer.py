@@ -151,6 +151,11 @@ class CSETrainer(HubTrainer):
             args.metric_for_best_model, args.load_best_model_at_end = None, False
             return
         name = str(args.metric_for_best_model).removeprefix("eval_")
+        if not available:
+            raise ValueError(
+                f"metric_for_best_model must be left out, got {name!r}: there is no dev set (--data_dir, --dev_file), "
+                "and label_free_samples is 0"
+            )
         if name not in available:
             raise ValueError(f"metric_for_best_model must be one of {sorted(available)}, got {name!r}")
         args.metric_for_best_model, args.greater_is_better = name, available[name]

@@ -233,7 +233,9 @@ def _facts(run: ReportRun) -> list[tuple[str, str]]:
 def _charts(runs: Sequence[ReportRun]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Draw (loss terms and dev scores, diagnostics): one chart per name, one line per run."""
     styles = {run.label: style(i) for i, run in enumerate(runs)}
-    kept = {run.label: float(dev["step"]) for run in runs if (dev := run.content.get("dev") or {}).get("metric")}
+    kept = {
+        run.label: float(dev.get("step") or 0) for run in runs if (dev := run.content.get("dev") or {}).get("metric")
+    }
 
     def chart(kind: str, name: str, title: str, y_label: str, marks: Mapping[str, float] | None) -> dict[str, Any]:
         lines = {run.label: points for run in runs if (points := getattr(run, kind).get(name))}

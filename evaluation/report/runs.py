@@ -1,12 +1,15 @@
 """Read the files of a training run for a report."""
 
-import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from csekit.encoding.json_files import read_json
+from csekit.encoding.schema import check_schema
 from csekit.evaluation.results import FORMAT, read_results
+from csekit.evaluation.results_schema import TrainerState, check_results
 
 #: Term to its points: (step, value).
 Curves = dict[str, list[tuple[float, float]]]
@@ -71,27 +74,29 @@ def _with_others(folder: Path) -> dict[str, Any]:
         if path != main:
             other = _json(path)
             if isinstance(other, dict) and other.get("format") == FORMAT:
+                check_results(other, path)
                 content |= {name: other[name] for name in _SECTIONS if other.get(name) and not content.get(name)}
     return content
 
 
 def _json(path: Path) -> Any:
+    """Return the content of a JSON file, None if it cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        return read_json(path)
+    except (OSError, ValueError):
         return None
 
 
 def _last_log(folder: Path) -> dict[str, Any]:
     """Read ``log`` and ``dev`` from the trainer's state with the most steps, in the form of a results file."""
-    states = [
-        state
-        for path in [folder / "training/trainer_state.json", *folder.glob("training/checkpoint-*/trainer_state.json")]
-        if isinstance(state := _json(path), dict) and "log_history" in state
-    ]
+    states = []
+    for path in [folder / "training/trainer_state.json", *folder.glob("training/checkpoint-*/trainer_state.json")]:
+        if isinstance(state := _json(path), dict) and "log_history" in state:
+            check_schema(TrainerState, state, path)
+            states.append(state)
     if not states:
         return {}
-    history = max(states, key=lambda state: state.get("global_step", 0))["log_history"]
+    history = max(states, key=lambda state: int(state.get("global_step", 0)))["log_history"]
     evaluations = [entry for entry in history if any(name.startswith("eval_") for name in entry)]
     return {
         "log": [entry for entry in history if "loss" in entry],
@@ -126,7 +131,9 @@ def _curves(entries: Sequence[Mapping[str, Any]], without: Sequence[str] = ()) -
     curves: dict[str, dict[float, float]] = {}
     for entry in entries:
         for name, value in entry.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
+            number = (
+                isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+            )
             if number and name not in ("step", "epoch", *without) and "step" in entry:
                 curves.setdefault(name, {})[float(entry["step"])] = float(value)
     return {name: sorted(points.items()) for name, points in sorted(curves.items())}

@@ -75,7 +75,7 @@ def _sts(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
             scores = run.content.get(section)
             if not scores:
                 continue
-            found: dict[str, float | None] = {name: task["all"] for name, task in scores["tasks"].items()}
+            found: dict[str, float | None] = {name: task.get("all") for name, task in scores["tasks"].items()}
             dev = run.content.get("dev") or {}
             at_end = (dev.get("after") or {}).get("stsb_spearman")
             if kind == "ours" and (at_end is not None or dev.get("metric") == "stsb_spearman"):

@@ -19,6 +19,9 @@ from csekit.encoding.encoder import embed
 from csekit.evaluation import read_sentences, search_blocks
 
 MAX_CORPUS = 20_000
+#: Bounds of what a visitor may send; the page's own limits do not hold for its API.
+MAX_CHARACTERS = 1000
+MAX_NEIGHBORS = 20
 EXAMPLES = "A man is playing a guitar.\nSomeone makes music.\nA dog runs across the field.\nThe animal is running."
 
 
@@ -40,22 +43,30 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 def neighbors(sides: list[Side], corpus: list[str], query: str, k: float) -> list[list[list[str]]]:
     """For each encoder the k nearest sentences with their cosines; a sentence that equals the query is left out."""
-    query = query.strip()
+    query = bounded(query)
     if not query:
         raise gr.Error("Type a sentence first.")
+    k = min(max(int(k), 1), MAX_NEIGHBORS)
     tables = []
     for side in sides:
-        scores, index = search_blocks(side.unit([query]), [side.corpus_NH], min(int(k) + 1, len(corpus)))
+        scores, index = search_blocks(side.unit([query]), [side.corpus_NH], min(k + 1, len(corpus)))
         rows = [
             [f"{score:.3f}", corpus[i]] for score, i in zip(scores[0], index[0], strict=True) if corpus[i] != query
         ]
-        tables.append(rows[: int(k)])
+        tables.append(rows[:k])
     return tables
+
+
+def bounded(text: str) -> str:
+    """Return a typed text without blanks around it. Raises gr.Error for one that is too long."""
+    if len(text) > MAX_CHARACTERS:
+        raise gr.Error(f"Give at most {MAX_CHARACTERS} characters; got {len(text)}.")
+    return text.strip()
 
 
 def heat_map(sides: list[Side], text: str) -> Figure:
     """Cosines of the typed sentences with each other, a panel for each encoder."""
-    sentences = [line.strip() for line in text.splitlines() if line.strip()]
+    sentences = [line.strip() for line in bounded(text).splitlines() if line.strip()]
     if not 2 <= len(sentences) <= 12:
         raise gr.Error(f"Give 2 to 12 sentences, one a line; got {len(sentences)}.")
     figure = Figure(figsize=(5.2 * len(sides) + 2, 0.45 * len(sentences) + 3), layout="constrained")
@@ -81,15 +92,23 @@ def build(sides: list[Side], corpus: list[str]) -> gr.Blocks:
             f"# {sides[0].name} and {sides[1].name}\nSentence encoders side by side, on {len(corpus):,} sentences."
         )
         with gr.Tab("Nearest neighbours"):
-            query = gr.Textbox(label="Sentence", value=corpus[0], elem_id="query")
-            k = gr.Slider(1, 20, value=5, step=1, label="Neighbours")
+            query = gr.Textbox(
+                label="Sentence", value=corpus[0][:MAX_CHARACTERS], max_length=MAX_CHARACTERS, elem_id="query"
+            )
+            k = gr.Slider(1, MAX_NEIGHBORS, value=5, step=1, label="Neighbours")
             search = gr.Button("Search", variant="primary", elem_id="search")
             with gr.Row():
                 widths = ["15%", "85%"]
                 tables = [gr.Dataframe(headers=["cosine", s.name], wrap=True, column_widths=widths) for s in sides]
             gr.on([search.click, query.submit], lambda q, n: neighbors(sides, corpus, q, n), [query, k], tables)
         with gr.Tab("Similarity", elem_id="similarity"):
-            text = gr.Textbox(label="Sentences, one a line", lines=6, value=EXAMPLES, elem_id="sentences")
+            text = gr.Textbox(
+                label="Sentences, one a line",
+                lines=6,
+                value=EXAMPLES,
+                max_length=MAX_CHARACTERS,
+                elem_id="sentences",
+            )
             compare = gr.Button("Compare", variant="primary", elem_id="compare")
             plot = gr.Plot(show_label=False, elem_id="heat_map")
             compare.click(lambda t: heat_map(sides, t), text, plot)

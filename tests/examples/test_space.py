@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import runpy
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +27,32 @@ def test_it_says_what_is_missing(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, APP], capture_output=True, text=True, cwd=tmp_path, env=env)
     assert run.returncode == 2
     assert "name two encoders, or set ENCODER_A and ENCODER_B" in run.stderr
+
+
+def test_what_a_visitor_sends_is_bounded() -> None:
+    """The page's own limits do not hold for its API."""
+    gradio = pytest.importorskip("gradio", reason="needs the extra space")
+    app = runpy.run_path(str(APP))
+    encoded: list[list[str]] = []
+
+    class Side:
+        name = "a"
+        corpus_NH = np.eye(30, dtype=np.float32)
+
+        def unit(self, texts: list[str]) -> np.ndarray:
+            encoded.append(texts)
+            return np.ones((len(texts), 30), dtype=np.float32)
+
+    corpus = [f"sentence {i}" for i in range(30)]
+    for call in (
+        lambda: app["neighbors"]([Side()], corpus, "x" * 1001, 5),
+        lambda: app["heat_map"]([Side()], "x\n" * 501),
+    ):
+        with pytest.raises(gradio.Error, match="Give at most 1000 characters"):
+            call()
+    assert encoded == []
+    for asked, found in ((10**9, 20), (-5, 1), (3, 3)):
+        assert len(app["neighbors"]([Side()], corpus, "a", asked)[0]) == found
 
 
 @pytest.fixture

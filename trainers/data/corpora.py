@@ -25,7 +25,7 @@ from csekit.trainers.data.tokenizer_report import TokenizerReport, tokenizer_rep
 
 logger = logging.getLogger(__name__)
 
-STORE_VERSION = 1  # format of the files in the cache
+STORE_VERSION = 2  # format of the files in the cache
 HEAD = 10_000  # rows of a stream that are checked at the start
 
 
@@ -43,6 +43,8 @@ class CorpusReport:
         complete: False if only the first rows of a stream were checked.
         fraction: share of the usable rows that was drawn, or None for all.
         filtered: rows left out because they hold a sentence of an evaluation set.
+        multiline: texts with a line break, as an unbalanced quote makes them in csv; ``first_multiline`` is the place
+            of the first one.
     """
 
     rows: int
@@ -55,6 +57,8 @@ class CorpusReport:
     complete: bool = True
     fraction: float | None = None
     filtered: int = 0
+    multiline: int = 0
+    first_multiline: str | None = None
 
     def summary(self) -> str:
         """Return one line for a log."""
@@ -71,6 +75,8 @@ class CorpusReport:
             parts.append(f"{self.duplicates:,} exact duplicates {'dropped' if self.deduplicated else 'kept'}")
         if self.overlong:
             parts.append(f"{self.overlong:,} texts over 100,000 characters, the first in {self.first_overlong}")
+        if self.multiline:
+            parts.append(f"{self.multiline:,} texts of several lines, the first in {self.first_multiline}")
         return "; ".join(parts)
 
 
@@ -186,8 +192,18 @@ def load_corpus(
 
 
 def _report(scan: Scan, used: int, duplicates: int, deduplicated: bool = False, complete: bool = True) -> CorpusReport:
-    long = (scan.overlong, scan.first_overlong)
-    return CorpusReport(scan.rows, used, scan.blank, duplicates, deduplicated, *long, complete)
+    return CorpusReport(
+        scan.rows,
+        used,
+        scan.blank,
+        duplicates,
+        deduplicated,
+        scan.overlong,
+        scan.first_overlong,
+        complete,
+        multiline=scan.multiline,
+        first_multiline=scan.first_multiline,
+    )
 
 
 def _at_least_two(rows: int, name: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from csekit.encoding.text_files import ROWS, CorpusError, RowBatch, Scan, file_columns, file_kind, read_batches
 
@@ -73,6 +74,8 @@ def file_source(
     name = "+".join(path.name for path in paths)
     if kinds == {"parquet"}:
         files = [str(path) for path in paths]
+        for path in paths:
+            _check_parquet(path)
         cache = None if cache_dir is None else str(cache_dir)
         try:
             table = datasets.load_dataset(
@@ -88,6 +91,16 @@ def file_source(
         if other != chosen[0]:
             raise CorpusError(f"{path}: columns {', '.join(other)}, but {paths[0]} has {', '.join(chosen[0])}")
     return Source(chosen[0], name, tuple(paths))
+
+
+def _check_parquet(path: Path) -> None:
+    """Raise CorpusError for a file that is not parquet or has no rows, which ``datasets`` says in other words."""
+    try:
+        rows = pq.read_metadata(path).num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise CorpusError(f"{path}: not readable as parquet ({error})") from None
+    if not rows:
+        raise CorpusError(f"{path}: the file has no rows")
 
 
 def table_source(table: Any, columns: str | Sequence[str] | None, name: str) -> Source:

@@ -1,16 +1,21 @@
 """The model card of a run, written from its results files with the templates of ``model_cards/``."""
 
+import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from csekit.encoding.provenance import checksum, write_atomically
+from csekit.encoding.schema import Schema, check_schema
+from csekit.encoding.yaml_files import read_yaml
 from csekit.evaluation.results import read_results
+from csekit.evaluation.results_schema import CardResults
 from csekit.modeling import METHODS
 from csekit.trainers.hub.card_scores import SUITES, dev_table, suite_tables, worse_than_untrained
 
@@ -45,11 +50,43 @@ class CardOptions:
     datasets: Sequence[str] = ()
 
 
+class _Listed(Schema):
+    """An entry of a listing of cards."""
+
+    results: str
+    scores: list[str] | None = None
+    name: str | None = None
+    path: str | None = None
+    base_model: str | None = None
+    license: str | None = None
+    language: list[str] | None = None
+    datasets: list[str] | None = None
+
+
 def _template(name: str) -> Any:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
+    environment.filters |= {"plain": plain, "code": code, "quoted": quoted}
     return environment.get_template(name)
+
+
+def plain(value: Any) -> str:
+    """Return a value as Markdown that shows it in one line: its HTML, links, code and cells have no effect."""
+    text = escape(" ".join(str(value).split()), quote=False)
+    for sign in ("`", "*", "|"):
+        text = text.replace(sign, f"\\{sign}")
+    return text.replace("](", "]\\(")
+
+
+def code(value: Any) -> str:
+    """Return a value for a code span."""
+    return " ".join(str(value).split()).replace("`", "'")
+
+
+def quoted(value: Any) -> str:
+    """Return a value as a string literal of Python."""
+    return json.dumps(str(value), ensure_ascii=False)
 
 
 def _embeddings(config: Mapping[str, Any]) -> list[str]:
@@ -80,7 +117,7 @@ def _overlap(results: Mapping[str, Any]) -> str:
 
 
 def _setting(results: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    seconds = {f"seconds ({name})": value for name, value in results.get("seconds", {}).items()}
+    seconds = {f"seconds ({name})": value for name, value in (results.get("seconds") or {}).items()}
     setting = {**results["config"], **results["arguments"], "seed": results["seed"], **seconds}
     return [
         (name, value) for name, value in setting.items() if name not in _NO_SETTING and value not in (None, [], {})
@@ -125,7 +162,7 @@ def render_card(results: Mapping[str, Any], name: str, options: CardOptions = Ca
             exported=config["pooling"] in ("cls", "mean", "mask"),
             projected=config.get("projector_at_inference", False),
             embeddings="\n".join(_embeddings(config)),
-            imports=results.get("imports", []),
+            imports=results.get("imports") or [],
             suites=suites,
             overlap=_overlap(results),
             worse=worse_than_untrained(results),
@@ -191,14 +228,20 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
     results = read_results(path / "results.json" if path.is_dir() else path)
     if results.get("method") not in METHODS or "config" not in results:
         raise ValueError(f"{path}: must be the results of a training run, got method {results.get('method')!r}")
+    check_schema(CardResults, results, path)
+    for name in results.get("imports") or []:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"{path}: imports must be names of modules, got {name!r:.80}")
     weights = {file.name: checksum(file) for file in path.glob("*.safetensors")} if path.is_dir() and scores else {}
     for file in scores:
         found = read_results(file)
-        theirs = found.get("run", {}).get("weights") or weights
+        run = found.get("run") or {}
+        theirs = run.get("weights") or weights
         if weights and theirs != weights:
             raise ValueError(f"{file}: the scores must be those of the run's encoder, but its weights differ")
         weights = theirs
-        pooling = found.get("run", {}).get("encoder", {}).get("pooling", results["config"]["pooling"])
+        encoder = run.get("encoder")
+        pooling = encoder.get("pooling") if isinstance(encoder, dict) else results["config"]["pooling"]
         mask_last = results["config"].get("prompt_mask_offset") == -1
         if pooling != results["config"]["pooling"] and not (pooling == "lasttoken" and mask_last):
             raise ValueError(
@@ -228,18 +271,18 @@ def listed_cards(listing: str | Path) -> dict[str, str]:
         ValueError: the listing or a file that it names is not valid.
     """
     listing = Path(listing).resolve()
-    try:
-        content = yaml.safe_load(listing.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{listing.name}: not a YAML file: {error}") from None
+    content = read_yaml(listing)
     if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
-        raise ValueError(f"{listing.name}: must be a mapping of names to mappings, got {content!r:.60}")
+        raise ValueError(f"{listing.name}: must be a mapping of names to mappings, got {reprlib.repr(content)}")
     cards, base = {}, listing.parents[1]
     for name, entry in content.items():
-        unknown = sorted(set(entry) - {"results", "scores", *CardOptions.__dataclass_fields__})
-        if unknown or "results" not in entry:
-            wrong = f"{unknown[0]!r} is no field of a card" if unknown else "'results' is missing"
-            raise ValueError(f"{listing.name}, {name}: {wrong}")
-        results = results_of(base / entry.pop("results"), [base / file for file in entry.pop("scores", [])])
-        cards[str(name)] = render_card(results, str(name), CardOptions(**entry))
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"{listing.name}: a card's name must be that of a file, got {name!r:.80}")
+        check_schema(_Listed, entry, f"{listing.name}, {name}")
+        unknown = sorted(set(map(str, entry)) - {"results", "scores", *CardOptions.__dataclass_fields__})
+        if unknown:
+            raise ValueError(f"{listing.name}, {name}: {unknown[0]!r} is no field of a card")
+        results = results_of(base / entry.pop("results"), [base / file for file in entry.pop("scores", None) or []])
+        given = {key: value for key, value in entry.items() if value is not None}
+        cards[name] = render_card(results, name, CardOptions(**given))
     return cards

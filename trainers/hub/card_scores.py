@@ -50,6 +50,11 @@ def _ordered(scores: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
     return {name: scores[name] for name in sorted(scores, key=lambda name: (*known, name).index(name))}
 
 
+def _known(scores: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the scores that are numbers; a results file has null for one that is not finite."""
+    return {name: value for name, value in scores.items() if value is not None}
+
+
 def _entry(task: str, name: str, metric: str, value: float, kind: str | None = None) -> EvalResult:
     known, _, variant = name.partition(", ")
     return EvalResult(
@@ -64,19 +69,21 @@ def _entry(task: str, name: str, metric: str, value: float, kind: str | None = N
 
 def _sts(results: Mapping[str, Any]) -> SuiteTable:
     test, dev = results["test"], results.get("dev") or {}
-    scores = {name: task["all"] for name, task in _ordered(test["tasks"], STS_TASKS).items()}
-    chosen_on = {name: value for name, value in (dev.get("after") or {}).items() if name.endswith("_spearman")}
+    scores = _known({name: task.get("all") for name, task in _ordered(test["tasks"], STS_TASKS).items()})
+    chosen_on = _known({n: value for n, value in (dev.get("after") or {}).items() if n.endswith("_spearman")})
     rows = [[f"dev: {name}", f"{value:.2f}"] for name, value in chosen_on.items()]
     rows += [[name, f"{value:.2f}"] for name, value in scores.items()]
     if test.get("avg") is not None:
         rows.append(["Avg of the seven", f"{test['avg']:.2f}"])
-    says = f"Semantic textual similarity: Spearman × 100, cosine similarity, {test['text_form']} texts."
+    says = (
+        f"Semantic textual similarity: Spearman × 100, cosine similarity, {test.get('text_form') or 'unknown'} texts."
+    )
     entries = [_entry("sts", name, "cosine_spearman", value) for name, value in scores.items() if name in HUB_SETS]
     return SuiteTable(says, ["set", "score"], rows, entries)
 
 
 def _dev(results: Mapping[str, Any]) -> SuiteTable:
-    rows = [[f"dev: {name}", f"{value:.2f}"] for name, value in results["dev"]["after"].items()]
+    rows = [[f"dev: {name}", f"{value:.2f}"] for name, value in _known(results["dev"]["after"]).items()]
     return SuiteTable(
         "On the dev set, which chose the checkpoint where there was a choice.", ["what", "score"], rows, []
     )
@@ -84,7 +91,7 @@ def _dev(results: Mapping[str, Any]) -> SuiteTable:
 
 def _transfer(results: Mapping[str, Any]) -> SuiteTable:
     transfer = results["transfer"]
-    scores = {name: task["accuracy"] for name, task in _ordered(transfer["tasks"], TRANSFER_TASKS).items()}
+    scores = _known({n: task["accuracy"] for n, task in _ordered(transfer["tasks"], TRANSFER_TASKS).items()})
     rows = [[name, f"{value:.2f}"] for name, value in scores.items()]
     if transfer.get("avg") is not None:
         rows.append(["Avg", f"{transfer['avg']:.2f}"])
@@ -99,14 +106,14 @@ def _transfer(results: Mapping[str, Any]) -> SuiteTable:
 def _retrieval(results: Mapping[str, Any]) -> SuiteTable:
     rows, entries = [], []
     for name, scores in results["retrieval"].items():
-        for metric, value in sorted(scores["metrics"].items(), key=lambda item: kind_and_cutoff(item[0])):
+        for metric, value in sorted(_known(scores["metrics"]).items(), key=lambda item: kind_and_cutoff(item[0])):
             rows.append([name, metric, f"{value:.2f}"])
             entries.append(_entry("retrieval", name, metric.replace("@", "_at_"), value))
     return SuiteTable("Retrieval: means over queries × 100.", ["collection", "metric", "score"], rows, entries)
 
 
 def _classification(results: Mapping[str, Any]) -> SuiteTable:
-    scores = {name: task["accuracy"] for name, task in results["classification"].items()}
+    scores = _known({name: task["accuracy"] for name, task in results["classification"].items()})
     rows = [[name, f"{value:.2f}"] for name, value in scores.items()]
     entries = [_entry("text-classification", name, "accuracy", value) for name, value in scores.items()]
     return SuiteTable("Classification by mteb's protocol: accuracy × 100.", ["set", "accuracy"], rows, entries)

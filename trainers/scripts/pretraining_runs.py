@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers import (
     AutoConfig,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
 
+from csekit.encoding.pretrained import broken_model_told, check_backbone, check_files, load_tokenizer
 from csekit.encoding.provenance import environment
 from csekit.evaluation.results import write_results
 from csekit.modeling import InfoCSEForPreTraining, InfoCSEPretrainingConfig
@@ -123,7 +123,11 @@ def make_tokenizer(run: PretrainRunArguments, texts: Sequence[str]) -> PreTraine
     """Return the checkpoint's tokenizer, the named one, or one trained on the texts."""
     if run.vocab_size is not None:
         return train_tokenizer(texts, run.vocab_size)
-    return AutoTokenizer.from_pretrained(run.model_name_or_path or run.tokenizer_name)
+    name = str(run.model_name_or_path or run.tokenizer_name)
+    with broken_model_told(name):
+        if run.model_name_or_path is not None:
+            check_files(name)
+        return load_tokenizer(name, None, None)
 
 
 def make_model(run: PretrainRunArguments, tokenizer: PreTrainedTokenizerBase, blocks: Blocks) -> InfoCSEForPreTraining:
@@ -139,7 +143,11 @@ def make_model(run: PretrainRunArguments, tokenizer: PreTrainedTokenizerBase, bl
         "head_init": run.head_init,
     }
     if run.model_name_or_path is not None:
-        return InfoCSEForPreTraining.from_backbone(run.model_name_or_path, dropout=run.dropout, **own)
+        name = run.model_name_or_path
+        with broken_model_told(name):
+            model = InfoCSEForPreTraining.from_backbone(name, dropout=run.dropout, **own)
+            check_backbone(name, model.backbone, tokenizer)
+        return model
     encoder = new_encoder_config(tokenizer, run.model_type, run.config_overrides)
     set_dropout(encoder, run.dropout)
     model = InfoCSEForPreTraining(InfoCSEPretrainingConfig(encoder_config=encoder, **own))

@@ -5,6 +5,9 @@
 
 import argparse
 import difflib
+import math
+import re
+import reprlib
 import sys
 import types
 import typing
@@ -13,13 +16,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
 from csekit.encoding.imports import import_hint, import_modules
+from csekit.encoding.yaml_files import read_yaml
+from csekit.evaluation.sts_data import TEXT_FORMS
 from csekit.evaluation.transfer_data import resolve_transfer
 from csekit.modeling import METHODS, OBJECTIVES, CSEConfig
+from csekit.modeling.settings import check_number
 from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
 
 
@@ -46,6 +51,10 @@ class CorpusArguments:
         """Raise ValueError for what is missing or contradicts itself."""
         if (self.train_file is None) == (self.dataset_name is None):
             raise ValueError("give either --train_file or --dataset_name, got both or neither")
+        if self.dropout is not None:
+            check_number("dropout", self.dropout, 0, 1, open_ends="high")
+        if self.columns is not None and len(set(self.columns)) < len(self.columns):
+            raise ValueError(f"columns must be different, got {self.columns}")
 
 
 @dataclass
@@ -106,6 +115,12 @@ class RunArguments(CorpusArguments):
         if self.model_name_or_path is None:
             raise ValueError("--model_name_or_path is missing: name an encoder, e.g. bert-base-uncased or a folder")
         super().check()
+        if self.text_form not in TEXT_FORMS:
+            raise ValueError(f"text_form must be {' or '.join(map(repr, TEXT_FORMS))}, got {self.text_form!r}")
+        if self.dev_columns is not None and len(set(self.dev_columns)) != 3:
+            raise ValueError(
+                f"dev_columns must name 3 different columns (sentence1 sentence2 score), got {self.dev_columns}"
+            )
         if self.train_fraction is not None and not 0 < self.train_fraction <= 1:
             raise ValueError(f"train_fraction must lie in (0, 1], got {self.train_fraction}")
         if self.streaming and (self.filter_overlap or self.train_fraction is not None):
@@ -156,10 +171,7 @@ def read_preset(path: str | Path) -> dict[str, Any]:
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"--config {path}: no such file")
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not a YAML file: {error}") from None
+    content = read_yaml(file)
     if not isinstance(content, dict):
         raise ValueError(f"{path}: a preset must be a mapping of names to values, got {type(content).__name__}")
     return content
@@ -170,7 +182,7 @@ def _imports(argv: Sequence[str], preset: dict[str, Any]) -> list[str]:
     given = preset.get("imports") or []
     named = [given] if isinstance(given, str) else given
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise ValueError(f"import must be the name of a module, or a list of them, got {given!r}")
+        raise ValueError(f"import must be the name of a module, or a list of them, got {reprlib.repr(given)}")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--import", "--imports", dest="imports", nargs="*", action="extend", default=named)
     return list(dict.fromkeys(parser.parse_known_args(list(argv))[0].imports))
@@ -208,6 +220,8 @@ def _early(argv: Sequence[str], preset: dict[str, Any]) -> tuple[str, list[str] 
     objectives = known.objectives
     if isinstance(objectives, str):
         objectives = [objectives]
+    if not isinstance(objectives, list | None):
+        raise ValueError(f"objectives must be a list of names, got {reprlib.repr(objectives)}")
     if objectives is None and added and isinstance(known.method, str) and known.method in METHODS:
         objectives = [objective.name for objective in METHODS[known.method].config_class.default_objectives()]
     return known.method, None if objectives is None else list(dict.fromkeys([*map(str, objectives), *added]))
@@ -218,6 +232,20 @@ class _Parser(HfArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+
+
+def _whole(text: Any) -> int:
+    """Return a whole number of decimal digits; Python would also read 1_0 and digits of other scripts."""
+    if isinstance(text, str) and not re.fullmatch("[+-]?[0-9]+", text.strip()):
+        raise ValueError(text)
+    return int(text)
+
+
+def _decimal(text: Any) -> float:
+    """Return a number as :func:`_whole` does."""
+    if isinstance(text, str) and not (text.isascii() and "_" not in text):
+        raise ValueError(text)
+    return float(text)
 
 
 @dataclass(frozen=True)
@@ -240,6 +268,8 @@ class ExtraFields:
 def build_parser(kinds: Sequence[type], extra: ExtraFields | None = None) -> HfArgumentParser:
     """Return the parser of dataclasses and further arguments. Further arguments that are not set have no value."""
     parser = _Parser(list(kinds), allow_abbrev=False)  # type: ignore[arg-type]
+    parser.register("type", int, _whole)
+    parser.register("type", float, _decimal)
     parser.add_argument("--config", help="Preset: a YAML file with these names; the command line wins.")
     if extra is not None:
         group = parser.add_argument_group(extra.title)
@@ -381,20 +411,27 @@ def _typed(
         several = action.nargs in ("+", "*")
         try:
             items = value if several and isinstance(value, list) else [value]
-            converted = [_plain_value(action.type or str, item) for item in items]
-        except (ValueError, TypeError, argparse.ArgumentTypeError):
+            converted = [plain_value(action.type or str, item) for item in items]
+        except (ValueError, TypeError, OverflowError):
             kind = "bool" if action.type is string_to_bool else getattr(action.type or str, "__name__", action.type)
-            raise ValueError(f"{path}: {name} must be {kind}, got {value!r}") from None
+            raise ValueError(f"{path}: {name} must be {kind}, got {reprlib.repr(value)}") from None
         typed[name] = converted if several else converted[0]
     return typed
 
 
-def _plain_value(kind: Any, value: Any) -> Any:
-    """Convert a YAML scalar to the type of an argument. Raises ValueError if this would change the value."""
+def plain_value(kind: Any, value: Any) -> Any:
+    """Convert a word, or a scalar of YAML, to the type of an argument. Raises ValueError if this would change the
+    value."""
     if isinstance(value, list | dict | None) or (isinstance(value, bool) and kind in (int, float)):
         raise ValueError
-    if kind is int and isinstance(value, float) and value != int(value):
+    if kind is int and isinstance(value, float) and not (math.isfinite(value) and value == int(value)):
         raise ValueError
-    if kind is string_to_bool and not isinstance(value, bool | str):
-        raise ValueError
-    return kind(value if kind in (int, float, string_to_bool) else str(value))
+    if kind in (bool, string_to_bool):
+        if not isinstance(value, bool | str):
+            raise ValueError
+        try:
+            return string_to_bool(value)
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(str(error)) from None
+    strict = {int: _whole, float: _decimal}.get(kind, kind)
+    return strict(value if kind in (int, float) else str(value))

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, set_seed
+from tqdm.auto import tqdm
+from transformers import set_seed
 
+from csekit.encoding.encoder import vectors
+from csekit.encoding.pretrained import broken_model_told, check_backbone, check_files, load_tokenizer
 from csekit.encoding.provenance import environment
 from csekit.evaluation.pairs import Pairs, read_pairs
 from csekit.evaluation.results import write_results
@@ -43,16 +46,24 @@ SUPERVISED: dict[str, Any] = {
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Report errors of the user in one line on stderr with exit code 2, without a traceback."""
+    """Report errors of the user in one line on stderr with exit code 2, without a traceback: wrong values and files, a
+    loss that is not finite, too little memory or disk, a data loader's worker that was killed."""
     try:
         yield
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, NonFiniteLossError, MemoryError) as error:
+        _tell(error)
+        raise SystemExit(2) from None
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
         _tell(error)
         raise SystemExit(2) from None
 
 
 def _tell(error: BaseException) -> None:
-    print(f"{Path(sys.argv[0]).name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    """Print the error in a line of its own, also beside a progress bar."""
+    logger.debug("the traceback:", exc_info=True)
+    tqdm.write(f"{Path(sys.argv[0]).name}: error: {' '.join(str(error).split())}", file=sys.stderr)
 
 
 #: Errors of a training that is under way. They are told in one line, with exit code 1: what was written is whole.
@@ -208,17 +219,21 @@ def make_trainer(
         ValueError: a combination of arguments that cannot work.
     """
     name = str(run.model_name_or_path)
-    tokenizer = AutoTokenizer.from_pretrained(name)
-    template = (
-        METHODS[run.method].config_class(**method_fields).prompt_template
-    )  # a method may have a default template
-    fit = data.corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=template)
-    print(f"{data.corpus.name}: {fit.summary()}")
-    if fit.warning:
-        print(f"warning: {fit.warning}", file=sys.stderr)
-    set_seed(args.seed)
-    model = METHODS[run.method].from_backbone(name, tokenizer=tokenizer, dropout=run.dropout, **method_fields)
-    return CSETrainer(model, args, data.corpus, tokenizer, data.dev, data.transfer)
+    settings = METHODS[run.method].config_class(**method_fields)  # a method may have a default template
+    with broken_model_told(name):
+        check_files(name)
+        tokenizer = load_tokenizer(name, None, settings.pooling)
+        fit = data.corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=settings.prompt_template)
+        print(f"{data.corpus.name}: {fit.summary()}")
+        if fit.warning:
+            print(f"warning: {fit.warning}", file=sys.stderr)
+        set_seed(args.seed)
+        model = METHODS[run.method].from_backbone(name, tokenizer=tokenizer, dropout=run.dropout, **method_fields)
+        check_backbone(name, model.backbone, tokenizer)
+    trainer = CSETrainer(model, args, data.corpus, tokenizer, data.dev, data.transfer)
+    with broken_model_told(name):
+        vectors(trainer.embed, data.corpus.sample(1)[0][:1])  # a broken model shows here, not while it trains
+    return trainer
 
 
 def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, started: float) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .common import one_line_errors
+from .common import check_output, one_line_errors
 
 
 def card(
@@ -34,6 +34,7 @@ def card(
             raise ValueError(
                 f"--output must name the card to write for a results file, README.md or NAME.md, got none for {source}"
             )
+        check_output(output or source / "README.md")
         results = results_of(source, scores or [])
         options = CardOptions(
             name=name,
@@ -43,6 +44,6 @@ def card(
             datasets=tuple(dataset or ()),
         )
         target = output or source / "README.md"
-        default = source.resolve().name if source.is_dir() else str(results["name"])
+        default = source.resolve().name if source.is_dir() else str(results.get("name") or source.stem)
         write_card(target, render_card(results, default, options))
         typer.echo(f"written: {target}")

@@ -22,13 +22,17 @@ def check(
         if sample < 1:
             raise ValueError(f"--sample must be at least 1, got {sample}")
         quiet_transformers()
-        from transformers import AutoTokenizer
+        from datasets import disable_progress_bars
 
+        from csekit.encoding.pretrained import broken_model_told, load_tokenizer
         from csekit.trainers import load_corpus
 
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        disable_progress_bars()
+        with broken_model_told(model):
+            tokenizer = load_tokenizer(model, None, None)
         found = load_corpus(corpus, columns=columns)
-        report = found.tokenizer_report(tokenizer, max_seq_length, sample)
+        with broken_model_told(model):
+            report = found.tokenizer_report(tokenizer, max_seq_length, sample)
         typer.echo(f"{found.name}: {found.report.summary()}\n")
         rows = [
             ["tokens a text", f"{report.mean_tokens:.1f}"],

@@ -1,8 +1,10 @@
 """Helpers that the commands share."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -13,8 +15,31 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        typer.echo("error: " + " ".join(str(error).split()), err=True)
-        raise typer.Exit(2) from None
+        _tell(error)
+    except MemoryError as error:
+        _tell(f"too little memory: {error}")
+    except RuntimeError as error:
+        if not isinstance(error.__cause__, BrokenExecutor):  # a worker process died
+            raise
+        _tell(error)
+
+
+def _tell(error: object) -> NoReturn:
+    typer.echo("error: " + " ".join(str(error).split()), err=True)
+    raise typer.Exit(2) from None
+
+
+def check_output(path: Path, folder: bool = False) -> None:
+    """Raise OSError where the output of a command could not be written, before its work."""
+    from csekit.encoding.provenance import check_writable
+
+    check_writable(path, folder)
+
+
+def at_least(option: str, value: int | float | None, low: float) -> None:
+    """Raise ValueError for the value of an option that is too small, or not a number at all."""
+    if value is not None and not value >= low:
+        raise ValueError(f"{option} must be at least {low:g}, got {value}")
 
 
 def _import(names: list[str] | None) -> list[str]:

@@ -33,28 +33,32 @@ def convert(
     with one_line_errors():
         quiet_transformers()
         from csekit.encoding.deploy import check_output
+        from csekit.encoding.pretrained import broken_model_told
         from csekit.modeling.conversion import convert_checkpoint
 
         check_output(output, overwrite=False)
         fields = _fields(settings or [], method)
         given = {"pooling": pooling, "projector_at_inference": projector_at_inference or None}
         fields |= {name: value for name, value in given.items() if value is not None}
-        model, report = convert_checkpoint(checkpoint, backbone, method, allow_unknown, **fields)
-        loadable = _write(model, report, output, checkpoint, backbone)
+        with broken_model_told(backbone):
+            model, report = convert_checkpoint(checkpoint, backbone, method, allow_unknown, **fields)
+            loadable = _write(model, report, output, checkpoint, backbone)
         typer.echo("\n".join([*_report(report), f"written: {output}, {loadable}"]))
 
 
 def _fields(settings: list[str], method: str) -> dict[str, Any]:
     """Parse NAME=VALUE pairs; each value gets the type of its field."""
-    from csekit.trainers.scripts.run_arguments import method_fields
+    from csekit.trainers.scripts.run_arguments import method_fields, plain_value
 
     types, fields = method_fields(method), {}
     for setting in settings:
         name, sign, value = setting.partition("=")
         if not sign or name not in types:
             raise ValueError(f"--set must be NAME=VALUE with a field of {method!r}, got {setting!r}")
-        kind = types[name]
-        fields[name] = value.lower() in ("true", "1") if kind is bool else kind(value)
+        try:
+            fields[name] = plain_value(types[name], value)
+        except ValueError:
+            raise ValueError(f"--set {name} must be {types[name].__name__}, got {value!r}") from None
     return fields
 
 
@@ -63,9 +67,10 @@ def _write(model: Any, report: Any, output: Path, checkpoint: Path, backbone: st
     from transformers import AutoTokenizer
 
     from csekit.encoding.deploy import whole_folder
+    from csekit.encoding.pretrained import load_pretrained
     from csekit.modeling.export import EXPORTABLE_POOLINGS
 
-    tokenizer = AutoTokenizer.from_pretrained(backbone)
+    tokenizer = load_pretrained(AutoTokenizer, backbone)
     native = model.config.pooling in EXPORTABLE_POOLINGS
     with whole_folder(output) as new:
         model.save_pretrained(new / "training")

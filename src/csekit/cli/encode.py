@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Imports, one_line_errors, quiet_transformers
+from .common import Imports, check_output, one_line_errors, quiet_transformers
 
 Model = Annotated[str, typer.Option("--model", "-m", help="A model folder, or a name on the Hub.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="OUT.npy, or OUT.parquet, a folder.")]
@@ -55,6 +55,7 @@ def encode(
     with one_line_errors():
         if engine not in ("local", "ray"):
             raise ValueError(f"--engine must be local or ray, got {engine!r}")
+        check_output(output, folder=output.suffix == ".parquet")
         if engine == "ray" and imports:
             raise ValueError("--import is not for --engine ray: name the run's export, which needs no module")
         if engine == "ray" and (shard != "1/1" or dtype != "float32"):

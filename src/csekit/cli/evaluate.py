@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Imports, one_line_errors, quiet_transformers, table
+from .common import Imports, check_output, one_line_errors, quiet_transformers, table
 
 if TYPE_CHECKING:
     from csekit.encoding.encoder import TextEncoder
@@ -85,6 +85,8 @@ def evaluate(
             raise ValueError(f"--output must end in .json, got {output.name!r}")
         if classification_dev is not None and classification is None:
             raise ValueError("--classification_dev needs --classification TRAIN TEST")
+        if output is not None:
+            check_output(output)
         files = (*(classification or ()), *([classification_dev] if classification_dev else []))
         from csekit.evaluation.suites import SuiteOptions, own_data, resolve_suites
 

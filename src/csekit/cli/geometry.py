@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Imports, one_line_errors, quiet_transformers, table
+from .common import Imports, check_output, one_line_errors, quiet_transformers, table
 
 if TYPE_CHECKING:
     from csekit.encoding import TextEncoder
@@ -75,7 +75,8 @@ def geometry(
             return _score_labelled(path, file, shape, (pooling, device), target, (picture, colour))
         if data_dir is None:
             raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the data")
-
+        if output is not None:
+            check_output(output)
         quiet_transformers()
         from csekit.encoding import load_encoder
         from csekit.evaluation import ClusteringOptions, GeometryOptions

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import Imports, model_labels, one_line_errors, quiet_transformers
+from .common import Imports, check_output, model_labels, one_line_errors, quiet_transformers
 
 if TYPE_CHECKING:
     from csekit.evaluation.score_file import ScoreFile
@@ -36,6 +36,7 @@ def label(
     with one_line_errors():
         if output.suffix != ".tsv":
             raise ValueError(f"--output must end in .tsv, got {output.name!r}")
+        check_output(output)
         from csekit.evaluation import ScoreFile, read_sentences
         from csekit.evaluation.score_file import corpus_digest
 
@@ -89,7 +90,7 @@ def _ask_all(file: "ScoreFile") -> None:
 
 def _ask(file: "ScoreFile", i: int) -> float | str | None:
     """Ask for the score of pair i until the answer is valid. Return it, 'skip', 'back', or None for the end."""
-    from csekit.evaluation.score_file import check_score
+    from csekit.evaluation.sts_data import parse_gold
 
     score = file.scores[i]
     typer.echo(f"\n[{i + 1}/{len(file.pairs)}]" + ("" if score is None else f" (scored {score:g})"))
@@ -107,7 +108,7 @@ def _ask(file: "ScoreFile", i: int) -> float | str | None:
         if word in ("s", "skip", "b", "back"):
             return "skip" if word.startswith("s") else "back"
         try:
-            return check_score(text.replace(",", "."), "the score")
+            return parse_gold(text.replace(",", "."), "the score")
         except ValueError:
             typer.echo(f"  a number from 0 to 5, or s, b, q; got {text!r}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import Imports, model_labels, one_line_errors, quiet_transformers
+from .common import Imports, check_output, model_labels, one_line_errors, quiet_transformers
 
 if TYPE_CHECKING:
     from csekit.evaluation.neighbors import Neighbor, QueryNeighbors
@@ -50,6 +50,7 @@ def neighbors(
 
         if output is not None:
             check_ending(output)
+            check_output(output)
         sentences = read_sentences(corpus, least=2)
         asked = _queries(queries, query, sentences, sample, seed)
         encoders = [

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import Imports, model_labels, one_line_errors, quiet_transformers
+from .common import Imports, check_output, model_labels, one_line_errors, quiet_transformers
 
 if TYPE_CHECKING:
     from csekit.evaluation.report.page import SearchData
@@ -42,6 +42,7 @@ def report(
         from csekit.evaluation.report.runs import read_run
 
         check_page_name(output)
+        check_output(output)
         labels = label or model_labels(runs)
         if len(labels) != len(runs) or len(set(labels)) < len(labels):
             raise ValueError(f"--label must name each of the {len(runs)} runs, differently, got {labels}")

@@ -79,8 +79,12 @@ class _Texts(HTMLParser):
 def test_a_run_with_everything(tmp_path: Path) -> None:
     metrics = {"recall@10": 30.0, "recall@5": 20.0, "ndcg@10": 12.5}
     retrieval = {"scifact": {"metrics": metrics, "queries": 300, "documents": 5183}}
-    transfer = {"tasks": {"MR": {"accuracy": 70.25}, "CR": 80.0}, "avg": 75.125, "mode": "test"}
-    path = folder_of(tmp_path / "a", RESULTS, other={"transfer": transfer, "retrieval": retrieval, "test": {"no": 1}})
+    transfer = {"tasks": {"MR": {"accuracy": 70.25}, "CR": {"accuracy": 80.0}}, "avg": 75.125, "mode": "test"}
+    path = folder_of(
+        tmp_path / "a",
+        RESULTS,
+        other={"transfer": transfer, "retrieval": retrieval, "test": {"tasks": {"no": {"all": 1.0}}}},
+    )
     run = read_run(path, "ours")
     assert set(run.losses) == {"loss", "loss/contrastive", "loss/reconstruction"} and run.missing == ()
     assert run.losses["loss/contrastive"] == [(1, 2.0), (2, 1.0), (3, pytest.approx(2 / 3, abs=1e-6))]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
 from csekit.cli import main
+from csekit.evaluation.results import write_results
 from csekit.modeling.pooling import pool
 from csekit.trainers.hub.card import listed_cards, render_card, with_code_section, write_model_card
 
@@ -178,7 +180,7 @@ def test_card_command(run: Path, tmp_path: Path) -> None:
     ("entry", "told"),
     [
         ("a: {results: none.json}", "no such results file"),
-        ("a: {scores: []}", "'results' is missing"),
+        ("a: {scores: []}", "a: results is missing"),
         ("a: {results: x, licence: mit}", "'licence' is no field"),
         ("- a", "must be a mapping"),
         ("a: mit", "must be a mapping"),
@@ -198,3 +200,42 @@ def test_the_section_of_a_repository_with_code(results: dict[str, Any]) -> None:
     assert "SentenceTransformer" not in changed
     assert changed.split("## Scores")[1] == card.split("## Scores")[1]
     assert with_code_section("written by hand", "m") == "written by hand"
+
+
+HOSTILE = "<script>alert(1)</script> [x](javascript:alert(2)) `code` | *cell*\n# title"
+
+
+def test_a_card_shows_what_it_is_given_and_runs_none_of_it(tmp_path: Path) -> None:
+    """The command; a corpus, a backbone and settings with HTML, a link, code, a table's cell and a line break."""
+    run = {
+        "method": "simcse",
+        "backbone": HOSTILE,
+        "seed": 1,
+        "corpus": {"name": HOSTILE, "used": 30},
+        "config": {"pooling": "cls", "prompt_template": HOSTILE},
+        "arguments": {HOSTILE: HOSTILE},
+        "test": {"tasks": {HOSTILE: {"all": 5.0}}, "text_form": HOSTILE},
+    }
+    write_results(tmp_path / "run.json", run)
+    found = CliRunner().invoke(
+        main, ["card", str(tmp_path / "run.json"), "-o", str(tmp_path / "card.md"), "--name", HOSTILE]
+    )
+    assert found.exit_code == 0, found.output
+    card = ModelCard.load(tmp_path / "card.md")
+    text = re.sub(r"(?s)```.*?\n```", "", card.text)  # what is in code has no effect
+    text = re.sub("`[^`\n]*`", "", text.replace("\\`", ""))
+    assert "<script" not in text
+    assert "](javascript" not in text
+    assert "\n# title" not in card.text
+    assert card.data.model_name == HOSTILE
+    for line in card.text.splitlines():
+        if line.startswith("| &lt;script"):
+            assert len(re.findall(r"(?<!\\)\|", line)) == 3, "one cell more than the head has"
+
+
+def test_imports_of_a_card_are_names(tmp_path: Path) -> None:
+    run = {"method": "simcse", "backbone": "b", "seed": 1, "corpus": {"name": "c"}, "config": {"pooling": "cls"}}
+    write_results(tmp_path / "run.json", {**run, "arguments": {}, "imports": ["os\nos.remove('x')"]})
+    found = CliRunner().invoke(main, ["card", str(tmp_path / "run.json"), "-o", str(tmp_path / "card.md")])
+    assert found.exit_code == 2
+    assert "run.json: imports must be names of modules" in found.output

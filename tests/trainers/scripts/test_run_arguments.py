@@ -136,7 +136,7 @@ def test_a_wrong_preset_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--learning_rte", "1"], "unknown argument 'learning_rte' for method 'simcse'; did you mean learning_rate?"),
+        (["--learning_rte", "1"], "unknown argument 'learning_rte' for method 'simcse'; did you mean learning_rate"),
         (["--temperatur=1"], "did you mean temperature?"),
         (["--reconstruction", "mse"], "unknown argument 'reconstruction' for method 'simcse'"),
         (["stray"], "unknown argument 'stray'"),
