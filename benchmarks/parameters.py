@@ -5,7 +5,7 @@
     python benchmarks/parameters.py --model_type bert --output experiments/results/parameters/bert-base.json
 
 The script builds each model from the checkpoint, saves it as a training checkpoint and exports it. The count at
-inference is that of the exported file. With `--model_type` there are no weights and no bytes, only the sizes of the
+inference is that of the encoder, without the pooler of the exported file, which no embedding reads. With `--model_type` there are no weights and no bytes, only the sizes of the
 family's default config (BERT-base for `bert`). `python -m experiments.tables` makes the table `parameters/NAME` of the
 file `experiments/results/parameters/NAME.json` (DiffCSE, Table 14).
 """
@@ -58,10 +58,11 @@ def of_checkpoint(name_or_path: str, method: str, fields: dict[str, Any]) -> dic
         model.save_pretrained(Path(folder) / "training")
         model.export(folder, AutoTokenizer.from_pretrained(name_or_path))
         in_training, training_bytes = stored(Path(folder) / "training" / "model.safetensors")
-        inference, export_bytes = stored(Path(folder) / "model.safetensors")
+        export_bytes = stored(Path(folder) / "model.safetensors")[1]
     buffers = numbers(buffer for name, buffer in model.named_buffers() if name in model.state_dict())
     found = counted(model)
     assert in_training == found["training"] + buffers, "a weight is missing in the checkpoint, or one too many"
+    inference = numbers(model.backbone.parameters())
     return {**found, "inference": inference, "training_bytes": training_bytes, "export_bytes": export_bytes}
 
 

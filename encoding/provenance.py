@@ -133,7 +133,8 @@ def write_atomically(path: Path, data: bytes) -> None:
             Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in _FULL:
             free = shutil.disk_usage(path.parent).free / 1e6
-            raise OSError(f"{path}: no space left on the disk, {free:,.1f} MB free") from error
+            limit = " (File too large for a limit)" if error.errno == errno.EFBIG else ""
+            raise OSError(f"{path}: no space left on the disk, {free:,.1f} MB free{limit}") from error
         raise
 
 

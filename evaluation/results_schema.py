@@ -133,7 +133,7 @@ class Results(Schema):
     arguments: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
     run: _Run | None = None
-    seconds: dict[str, Number | None] | None = None
+    seconds: dict[str, Any] | None = None
     trial: dict[str, Any] | None = None
     overlap: _Overlap | None = None
     log: list[_Point] | None = None
@@ -152,6 +152,7 @@ class Results(Schema):
 class RunResults(Results):
     """The content of a training run's results file."""
 
+    seconds: dict[str, Number | None] | None = None
     before: _STS | None = None
 
 

@@ -46,7 +46,10 @@ def full_disk_told(path: Path) -> Iterator[None]:
         full = error.errno in _FULL if isinstance(error, OSError) and error.errno else _FULL_WORDS.search(str(error))
         if not full:
             raise
-        raise DiskFullError(f"{path}: no space left on the disk, {free_megabytes(path):,.1f} MB free") from error
+        too_large = getattr(error, "errno", None) == errno.EFBIG or f"os error {errno.EFBIG})" in str(error)
+        limit = " (File too large for a limit)" if too_large else ""
+        free = f"{free_megabytes(path):,.1f} MB free{limit}"
+        raise DiskFullError(f"{path}: no space left on the disk, {free}") from error
 
 
 def free_megabytes(path: Path) -> float:

@@ -26,7 +26,7 @@ from .objectives import Encode, MaskingSpec, Objective, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
 from .projectors import build_projector
-from .random_streams import draw_seed, own_stream
+from .random_streams import own_stream, state_seed
 from .registry import registered
 from .tokenization import sentence_frame
 
@@ -194,15 +194,18 @@ class CSEModel(EncoderWrapper):
         self, input_ids: Tensor, attention_mask: Tensor, token_counts: Any = None, **copies: Any
     ) -> tuple[Views, dict[str, Tensor], dict[str, Tensor]]:
         """Return the views, the weighted terms of the loss with gradient, and the diagnostics."""
+        before = state_seed(input_ids.device) if self.objectives else 0
         views, copies = self.encode_views(input_ids, attention_mask, token_counts), note_batch(copies)
         terms, metrics = self.contrast(views)
         words = cast(Tensor, self.backbone.get_input_embeddings().weight)
         encode = Encode(self.backbone, words, self.project, self.config.temperature, self.chunks)
-        seed = draw_seed() if self.objectives else 0
+        seed = state_seed(views.h.device) if self.objectives else 0
         for objective in self.auxiliaries():
             with own_stream(objective.config.name, seed, views.h.device):
                 more, diagnostics = objective(views, copies, encode)
             terms, metrics = terms | more, metrics | diagnostics
+        if self.training and self.objectives and seed == before:  # an encoder without dropout drew nothing
+            torch.rand(())  # another seed for the next step
         return views, terms, metrics
 
     def pooled(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:

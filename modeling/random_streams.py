@@ -4,7 +4,7 @@ Terms are compared on equal dropout draws of the encoder. An objective that drew
 them on, and the encoder would get other numbers in the next step than it gets without the objective.
 """
 
-import random
+import hashlib
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +12,17 @@ from contextlib import contextmanager
 import torch
 
 
-def draw_seed() -> int:
-    """Draw the seed of a step from Python's generator, which the networks do not use and checkpoints keep."""
-    return random.getrandbits(48)
+def state_seed(device: torch.device) -> int:
+    """Return a seed, 48 bits, that follows from the state of the global generators, which stays as it is.
+
+    Arguments:
+        device: where the networks draw, besides the CPU.
+    """
+    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    digest = hashlib.blake2b(digest_size=6)
+    for state in states:
+        digest.update(state.numpy())
+    return int.from_bytes(digest.digest(), "little")
 
 
 @contextmanager
@@ -23,7 +31,7 @@ def own_stream(name: str, seed: int, device: torch.device) -> Iterator[None]:
 
     Arguments:
         name: the objective's; objectives with different names draw different numbers in the same step.
-        seed: from :func:`draw_seed`.
+        seed: from :func:`state_seed`.
         device: where the networks draw, besides the CPU.
     """
     own = (seed << 16) ^ zlib.crc32(name.encode())

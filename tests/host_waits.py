@@ -56,7 +56,8 @@ class HostWaits(TorchDispatchMode):
 
     def _noting(self, name: str, original: Any) -> Any:
         def method(tensor: torch.Tensor, *arguments: Any, **kwargs: Any) -> Any:
-            self._note(f"Tensor.{name}")
+            if tensor.dtype != torch.uint8:  # the state of a generator, which is in the host's memory
+                self._note(f"Tensor.{name}")
             return original(tensor, *arguments, **kwargs)
 
         return method

@@ -8,16 +8,22 @@ own namespaces only.
 import base64
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import yaml
 
+TOKEN, OTHER = "hf_mine0123456789abcdef", "hf_hers0123456789abcdef"
 LFS_SUFFIXES = (".safetensors", ".bin", ".npz")
 
 
@@ -369,3 +375,37 @@ class Handler(BaseHTTPRequestHandler):
             elsewhere = self.server.endpoint.replace("127.0.0.1", "localhost")
             raise Answer(302, b"", Location=f"{elsewhere}/lfs/{oid}", X_Repo_Commit=sha, **linked)
         raise Answer(200, content, ETag=f'"{oid}"', X_Repo_Commit=sha)
+
+
+class Worker:
+    """Commands in processes that know the Hub on loopback, with an empty home, and nothing else of the machine's."""
+
+    def __init__(self, endpoint: str, home: Path) -> None:
+        dropped = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+        self.env = {name: value for name, value in os.environ.items() if name not in dropped}
+        self.env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+        self.env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        self.env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "HF_DATASETS_CACHE": str(home / "datasets")}
+        script = str(Path(__file__).with_name("hub_worker.py"))
+        self.process = subprocess.Popen(
+            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.env
+        )
+
+    def job(self, token: str | None = TOKEN, env: dict[str, str] | None = None, **job: Any) -> Any:
+        job["env"] = ({"HF_TOKEN": token} if token else {}) | (env or {})
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        done = SimpleNamespace(**json.loads(self.process.stdout.readline()))
+        for secret in (TOKEN, OTHER):
+            assert secret not in done.output + done.errors
+        return done
+
+    def push(self, *argv: str | Path, **more: Any) -> Any:
+        return self.job(argv=["push", *map(str, argv)], **more)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=30)

@@ -1,7 +1,8 @@
 """A process that imports csekit once and forks for every job: a line of JSON in, one out.
 
 A job is ``{"argv": [...]}`` (of ``csekit``, or of the script named by ``"script"``) or ``{"code": "..."}``, whose
-``print`` is the answer; with ``env``, and ``file_size``, a limit in bytes for every file written, as of a full disk.
+``print`` is the answer; with ``env``, ``file_size``, a limit in bytes for every file written, as of a full disk, and
+``kill_after``, seconds after which a signal ends it.
 """
 
 import contextlib
@@ -23,6 +24,10 @@ def run(job: dict[str, Any]) -> None:
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_size"], resource.RLIM_INFINITY))
+    if "kill_after" in job:
+        import signal
+
+        signal.setitimer(signal.ITIMER_REAL, job["kill_after"])
     if "code" in job:
         exec(compile(job["code"], "job", "exec"), {"__name__": "job"})
         return
@@ -64,14 +69,15 @@ def main() -> None:
     time.sleep = lambda seconds: None  # the client waits half a minute between its tries
     for line in sys.stdin:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            began = time.monotonic()
             if (pid := os.fork()) == 0:
                 child(json.loads(line), output, errors)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            texts = []
+            texts, seconds = [], time.monotonic() - began
             for file in (output, errors):
                 file.seek(0)
                 texts.append(file.read().decode())
-        print(json.dumps({"code": code, "output": texts[0], "errors": texts[1]}), flush=True)
+        print(json.dumps({"code": code, "output": texts[0], "errors": texts[1], "seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ def torture_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list
     rows = dict(results["rows"])
     rows["all"] = {name: sum(row[name] for row in rows.values()) for name in ("tried", *_OUTCOMES)}
     body = [[name, *(f"{row[outcome]:,}" for outcome in ("tried", *_OUTCOMES))] for name, row in rows.items()]
-    caption = f"Outcomes of {results['minutes']:.0f} minutes of the torture suite with seed {results['seed']}."
+    tried = sum(row["tried"] for name, row in results["rows"].items() if name.startswith("fuzz"))
+    what = f"{results['kills']:,} processes were killed, {tried:,} inputs and options tried"
+    caption = f"Outcomes of {results['minutes']:.0f} minutes of the torture suite with seed {results['seed']}: {what}."
     return caption, ["", "tried", *_OUTCOMES], body
 
 

@@ -108,7 +108,7 @@ def scores(name: str, seed: int = 0) -> Any:
 
 class Other:
     def to_dict(self) -> dict[str, Any]:
-        return {"accuracy": 3}
+        return {"tasks": {"CR": {"accuracy": 3}}}
 
 
 def record(
@@ -128,7 +128,7 @@ def test_a_record_grows_and_loses_nothing(tmp_path: Path) -> None:
     record(path, {"dev": {}}).add("dev", scores("STS-B-dev"), 1)
     content = read_results(path)
     assert content["test"]["tasks"]["STS12"]["n"] == 5
-    assert content["transfer"] == {"accuracy": 3}
+    assert content["transfer"] == {"tasks": {"CR": {"accuracy": 3}}}
     assert content["title"] == "A"
     assert content["seconds"] == {"test": 1.2, "transfer": 2.0, "dev": 1, "total": 4.2}
     assert content["suites"]["test"]["settings"] == settings["test"]

@@ -1,9 +1,10 @@
 """Run by test_distributed.py, once a process: ``distributed_worker.py RANK PORT FOLDER``.
 
 Writes what each case gives (terms, diagnostics, gradients, buffers) to ``FOLDER/<rank>.pt``; gradients averaged over
-processes, as DDP leaves them.
+processes, as DDP leaves them. CSEKIT_TEST_SEED and CSEKIT_TEST_BF16 set other random numbers and autocast.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def seed(number: int) -> int:
+    return number + 1000 * int(os.environ.get("CSEKIT_TEST_SEED", "0"))
+
+
 def joined_batch(columns: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed(1))
     ids = torch.randint(5, 60, (WORLD * B, columns, L), generator=generator)
     lengths = torch.randint(4, L + 1, (WORLD * B, columns, 1), generator=generator)
     ids[5, :] = ids[2, :]  # the same text on two processes, as query and as positive
@@ -142,8 +147,8 @@ def run(
     rank: int | None, generator: Path, columns: int, masked: Any = None, chunks: int = 0, **fields: Any
 ) -> dict[str, Any]:
     """Two steps of one case, on the rows of one process or (None) on all, without DDP and without chunks."""
-    encoder = encoder_config()
-    torch.manual_seed(7)
+    encoder, bf16 = encoder_config(), os.environ.get("CSEKIT_TEST_BF16") == "1"
+    torch.manual_seed(seed(7))
     model = CSEModel(CSEConfig(encoder_config=encoder, **{"temperature": 0.2, **fields})).train()
     for objective in model.config.objectives:
         if hasattr(objective, "generator"):
@@ -154,7 +159,8 @@ def run(
     batch = batch_of(rank, columns, masked, model.batch_specs)
     for _ in range(2):
         model.zero_grad()
-        output = module(**batch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            output = module(**batch)
         output.loss.backward()
     return {
         "loss_dict": output.loss_dict,

@@ -45,6 +45,7 @@ class Tally:
     def __init__(self) -> None:
         self.rows: dict[str, Counter[str]] = {}
         self.broken: list[dict[str, str]] = []
+        self.kills = 0  # processes that a signal ended
 
     def __call__(self, row: str, outcome: str, detail: str = "") -> bool:
         """Count one trial; True if it ended well.
@@ -85,7 +86,7 @@ class Tally:
         from csekit.evaluation.results import write_results
 
         rows = {name: {"tried": n.total(), **{o: n[o] for o in OUTCOMES}} for name, n in sorted(self.rows.items())}
-        settings = {"seed": SEED, "minutes": round(minutes, 1)}
+        settings = {"seed": SEED, "minutes": round(minutes, 1), "kills": self.kills}
         found = {**settings, "rows": rows, "broken": self.broken, "environment": environment()}
         write_results(path, found, overwrite=True)
 
@@ -149,7 +150,7 @@ class Ended:
 class Started:
     """A command that runs in a forked process: csekit is imported once, so that a trial costs little."""
 
-    def __init__(self, words: Sequence[str | Path], log: Path) -> None:
+    def __init__(self, words: Sequence[str | Path], log: Path, clock: float | None = None) -> None:
         self.log, self.began = log, time.monotonic()
         sys.stdout.flush()
         if (child := os.fork()) == 0:
@@ -160,6 +161,8 @@ class Started:
                 os.dup2(handle, 1)
                 os.dup2(handle, 2)
                 sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+                if clock is not None:
+                    time.time = _jumping_clock(clock)
                 code = _run([str(word) for word in words])
             except BaseException:
                 traceback.print_exc(file=sys.stderr)
@@ -171,17 +174,32 @@ class Started:
 
     def end(self, kill_after: float | None = None, number: int = signal.SIGKILL, timeout: float = 300) -> Ended:
         """Wait for the end. Send a signal ``kill_after`` seconds after the start."""
+        killed = False
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             seconds = time.monotonic() - self.began
             if pid:
+                _tally.kills += killed
                 return Ended(os.waitstatus_to_exitcode(status), seconds, self.log.read_text(errors="replace"))
             if kill_after is not None and seconds >= kill_after:
                 os.kill(self.pid, number)
-                kill_after = None
+                kill_after, killed = None, True
             if seconds > timeout:
                 os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.005)
+
+
+def _jumping_clock(seed: float) -> Callable[[], float]:
+    """Return a ``time.time`` that jumps by up to ten days, forward or back, once in about twenty calls."""
+    rng, real, off = random.Random(seed), time.time, 0.0
+
+    def jumping() -> float:
+        nonlocal off
+        if rng.random() < 0.05:
+            off = rng.uniform(-1, 1) * 864_000
+        return real() + off
+
+    return jumping
 
 
 def _run(words: list[str]) -> int:
@@ -236,11 +254,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., Started]:
-    """``start("examples/run_unsup.py", "--method", …)`` or ``start("csekit", "encode", …)``."""
+    """``start("examples/run_unsup.py", "--method", …)`` or ``start("csekit", …)``; ``clock`` seeds its jumps."""
     logs = tmp_path / "logs"
     logs.mkdir()
 
-    def call(*words: str | Path) -> Started:
-        return Started(words, logs / f"{len(list(logs.iterdir()))}.log")
+    def call(*words: str | Path, clock: float | None = None) -> Started:
+        return Started(words, logs / f"{len(list(logs.iterdir()))}.log", clock)
 
     return call

@@ -113,6 +113,7 @@ def test_killed_workers_leave_no_process(
                 children = psutil.Process(process.pid).children(recursive=True)
                 process.kill()
                 process.wait()
+                tally.kills += 1
                 _, alive = psutil.wait_procs(children, timeout=15)  # those that still import torch end after it
                 left = [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
                 if not tally(

@@ -241,7 +241,7 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
             raise ValueError(f"{file}: the scores must be those of the run's encoder, but its weights differ")
         weights = theirs
         encoder = run.get("encoder")
-        pooling = encoder.get("pooling") if isinstance(encoder, dict) else results["config"]["pooling"]
+        pooling = (encoder if isinstance(encoder, dict) else {}).get("pooling", results["config"]["pooling"])
         mask_last = results["config"].get("prompt_mask_offset") == -1
         if pooling != results["config"]["pooling"] and not (pooling == "lasttoken" and mask_last):
             raise ValueError(

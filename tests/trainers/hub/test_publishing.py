@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import runpy
 import shutil
 import subprocess
@@ -25,39 +24,10 @@ from csekit.modeling.custom_code import export_with_code
 from csekit.trainers.hub.publishing import PublishError, hub_errors, published_files, without_tokens
 
 ROOT = Path(__file__).parents[3]
-TOKEN, OTHER = "hf_mine0123456789abcdef", "hf_hers0123456789abcdef"
 TEXTS = ["A man is playing a guitar.", "Someone plays an instrument."]
 hub_server = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "hub_server.py")))
-Fault = hub_server.Fault
-
-
-class Worker:
-    """Commands in processes that know the Hub on loopback, with an empty home, and nothing else of the machine's."""
-
-    def __init__(self, endpoint: str, home: Path) -> None:
-        dropped = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-        self.env = {name: value for name, value in os.environ.items() if name not in dropped}
-        self.env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-        self.env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        self.env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "HF_DATASETS_CACHE": str(home / "datasets")}
-        script = str(ROOT / "tests" / "hub_worker.py")
-        self.process = subprocess.Popen(
-            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.env
-        )
-
-    def job(self, token: str | None = TOKEN, env: dict[str, str] | None = None, **job: Any) -> Any:
-        job["env"] = ({"HF_TOKEN": token} if token else {}) | (env or {})
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        done = SimpleNamespace(**json.loads(self.process.stdout.readline()))
-        for secret in (TOKEN, OTHER):
-            assert secret not in done.output + done.errors
-        return done
-
-    def push(self, *argv: str | Path, **more: Any) -> Any:
-        return self.job(argv=["push", *map(str, argv)], **more)
+Fault, Worker = hub_server.Fault, hub_server.Worker
+TOKEN, OTHER = hub_server.TOKEN, hub_server.OTHER
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +39,10 @@ def hub() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def worker(hub: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def worker(hub: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     worker = Worker(hub.endpoint, tmp_path_factory.mktemp("home"))
     yield worker
-    worker.process.stdin.close()  # type: ignore[union-attr]
-    worker.process.wait(timeout=30)
+    worker.close()
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +63,7 @@ def words(small: Any, small_backbone: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def published(hub: Any, worker: Worker, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(hub: Any, worker: Any, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that examples/run_unsup.py trained and published as lab/first."""
     run = tmp_path_factory.mktemp("runs") / "first"
     more = ["--output_dir", str(run), "--push_to_hub", "True", "--hub_model_id", "lab/first", "--hub_token", TOKEN]
@@ -160,7 +129,7 @@ print(json.dumps({"embeddings": embeddings, "weights": weights, "gradients": gra
 """
 
 
-def test_the_snippets_of_the_card_load_what_was_trained(worker: Worker, published: Path) -> None:
+def test_the_snippets_of_the_card_load_what_was_trained(worker: Any, published: Path) -> None:
     done = worker.job(token=None, code=LOAD)
     assert done.code == 0, done.errors
     found = json.loads(done.output)
@@ -181,7 +150,7 @@ def digests(path: Path) -> dict[str, str]:
     return {name: hashlib.sha256(value.numpy().tobytes()).hexdigest() for name, value in load_file(path).items()}
 
 
-def test_a_second_push_replaces_what_the_first_one_wrote_and_nothing_else(hub: Any, worker: Worker, run: Path) -> None:
+def test_a_second_push_replaces_what_the_first_one_wrote_and_nothing_else(hub: Any, worker: Any, run: Path) -> None:
     first = worker.push(run, "again", "--private", "--commit_message", "one")
     assert first.code == 0 and f"published: {hub.endpoint}/me/again/commit/" in first.output, first.errors
     repository = hub.repositories["me/again"]
@@ -202,7 +171,7 @@ def test_a_second_push_replaces_what_the_first_one_wrote_and_nothing_else(hub: A
     assert json.loads(files["config.json"])["label"] == "new"
 
 
-def test_a_branch_and_a_proposal(hub: Any, worker: Worker, run: Path) -> None:
+def test_a_branch_and_a_proposal(hub: Any, worker: Any, run: Path) -> None:
     hub.create("her/model")
     refused = worker.push(run, "her/model")
     assert refused.code == 2
@@ -238,7 +207,7 @@ def test_a_branch_and_a_proposal(hub: Any, worker: Worker, run: Path) -> None:
     ],
     ids=lambda value: f"{value.request} {value.kind}" if isinstance(value, Fault) else "",
 )
-def test_nothing_is_half_published(hub: Any, worker: Worker, published: Path, fault: Any, told: str) -> None:
+def test_nothing_is_half_published(hub: Any, worker: Any, published: Path, fault: Any, told: str) -> None:
     hub.repositories.pop("me/faults", None)
     hub.objects.clear()
     hub.faults.append(fault)
@@ -259,7 +228,7 @@ def test_nothing_is_half_published(hub: Any, worker: Worker, published: Path, fa
     )
 
 
-def test_a_lost_answer_makes_no_second_commit(hub: Any, worker: Worker, published: Path) -> None:
+def test_a_lost_answer_makes_no_second_commit(hub: Any, worker: Any, published: Path) -> None:
     hub.faults.append(Fault("POST .*/commit/", "mute"))
     lost = worker.push(published, "me/mute")
     assert lost.code == 2
@@ -282,7 +251,7 @@ def test_a_lost_answer_makes_no_second_commit(hub: Any, worker: Worker, publishe
     ids=["wrong token", "no token", "hers", "three parts", "blank", "token that no header holds"],
 )
 def test_who_may_not_publish(
-    hub: Any, worker: Worker, published: Path, repo: str, more: dict[str, Any], told: str
+    hub: Any, worker: Any, published: Path, repo: str, more: dict[str, Any], told: str
 ) -> None:
     held = set(hub.repositories)
     done = worker.push(published, repo, **more)
@@ -342,7 +311,7 @@ def test_a_run_that_is_not_whole_is_refused_before_anything_is_sent(hub: Any, ru
         published_files(run)
 
 
-def test_what_else_is_refused_before_anything_is_sent(hub: Any, worker: Worker, run: Path) -> None:
+def test_what_else_is_refused_before_anything_is_sent(hub: Any, worker: Any, run: Path) -> None:
     before = len(hub.requests)
     assert f"{run.name}x: no such folder" in worker.push(f"{run}x", "me/x").errors
     assert "run must be a run's folder" in worker.push(run / "training", "me/x").errors
@@ -357,14 +326,14 @@ def test_what_else_is_refused_before_anything_is_sent(hub: Any, worker: Worker, 
     assert worker.push(run, "me/x", "--no_training").code == 0
 
 
-def test_a_full_disk_publishes_nothing(hub: Any, worker: Worker, published: Path) -> None:
+def test_a_full_disk_publishes_nothing(hub: Any, worker: Any, published: Path) -> None:
     done = worker.push(published, "me/full", "--custom_code", file_size=20_000)
     assert done.code == 2
     assert "File too large" in done.errors
     assert "me/full" not in hub.repositories
 
 
-def test_a_trainer_asks_before_it_trains(hub: Any, worker: Worker, words: list[str], tmp_path: Path) -> None:
+def test_a_trainer_asks_before_it_trains(hub: Any, worker: Any, words: list[str], tmp_path: Path) -> None:
     script, held = str(ROOT / "examples" / "run_unsup.py"), set(hub.repositories)
     argv = [*words, "--output_dir", str(tmp_path / "run"), "--push_to_hub", "True"]
     for more, token, told in (
@@ -390,9 +359,7 @@ print(trainer.push_to_hub(training=False).commit_url)
 """
 
 
-def test_a_trainer_as_a_library(
-    hub: Any, worker: Worker, words: list[str], small_backbone: Path, tmp_path: Path
-) -> None:
+def test_a_trainer_as_a_library(hub: Any, worker: Any, words: list[str], small_backbone: Path, tmp_path: Path) -> None:
     texts, output = words[words.index("--train_file") + 1], str(tmp_path / "lib")
     code = LIBRARY.format(backbone=str(small_backbone), output=output, texts=texts, token=TOKEN)
     done = worker.job(token=None, code=code)
@@ -410,7 +377,7 @@ SAVED = LIBRARY.replace("print(trainer.push_to_hub(training=False).commit_url)",
 
 
 def test_the_commands_take_a_run_of_a_trainer(
-    hub: Any, worker: Worker, words: list[str], small_backbone: Path, tmp_path: Path
+    hub: Any, worker: Any, words: list[str], small_backbone: Path, tmp_path: Path
 ) -> None:
     """``save_run`` leaves what the scripts leave: the encoder, the results and the card."""
     texts, run = words[words.index("--train_file") + 1], tmp_path / "mine"
@@ -467,7 +434,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 
 def test_every_method_loads_with_its_code_where_csekit_is_not(
-    hub: Any, worker: Worker, published: Path, small_backbone: Path, tmp_path: Path
+    hub: Any, worker: Any, published: Path, small_backbone: Path, tmp_path: Path
 ) -> None:
     done = worker.push(published, "me/code", "--custom_code")
     assert done.code == 0, done.errors
