@@ -152,6 +152,7 @@ class Started:
 
     def __init__(self, words: Sequence[str | Path], log: Path, clock: float | None = None) -> None:
         self.log, self.began = log, time.monotonic()
+        log.touch()  # a signal may end the process before it opens its log
         sys.stdout.flush()
         if (child := os.fork()) == 0:
             code = 1
