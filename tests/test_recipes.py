@@ -88,6 +88,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(BLOCKS)), ids=[name for name, _ in BLOCKS])
 def test_the_blocks_run_and_give_the_encoder_s_embeddings(workplace: Path, number: int) -> None:
     from csekit import load_encoder

@@ -32,8 +32,8 @@ def test_the_choice_is_made_on_dev_and_a_test_score_in_a_grid_trial_is_ignored(b
     assert bench.record("one/seed=43")["arguments"]["learning_rate"] == "1e-05"
 
 
-def test_grid_trials_are_short_dev_only_first_seed_and_finals_are_not(bench: Any) -> None:
-    bench.run()
+def test_grid_trials_are_short_dev_only_first_seed_and_finals_are_not(finished: Any) -> None:
+    bench = finished
     grid, final = (bench.record(f"two/{name}")["arguments"] for name in ("learning_rate=3e-05", "seed=44"))
     assert (grid["do_predict"], grid["max_steps"], grid["seed"], grid["dropout"]) == ("False", "2", "42", "0.2")
     assert (final["do_predict"], final["max_steps"], final["seed"], final["dropout"]) == ("True", "3", "44", "0.2")
@@ -51,16 +51,16 @@ def test_p_values_against_the_baseline(bench: Any) -> None:
     assert "p_value" not in experiments["one"] and 0 < experiments["two"]["p_value"] <= 1
 
 
-def test_every_trial_runs_once_and_a_second_call_runs_nothing(bench: Any) -> None:
-    assert bench.run() == 0
+def test_every_trial_runs_once_and_a_second_call_runs_nothing(finished: Any) -> None:
+    bench = finished
     assert len(bench.starts()) == 12 and set(bench.starts().values()) == {1}
     before = bench.summary()
     assert bench.run() == 0
     assert set(bench.starts().values()) == {1} and bench.summary() == before
 
 
-def test_mean_and_deviation_equal_numpy(bench: Any) -> None:
-    bench.run()
+def test_mean_and_deviation_equal_numpy(finished: Any) -> None:
+    bench = finished
     one = bench.summary()["experiments"]["one"]
     records = [bench.record(f"one/seed={seed}") for seed in (42, 43, 44)]
     for task in TASKS:
@@ -77,8 +77,8 @@ def test_mean_and_deviation_equal_numpy(bench: Any) -> None:
     assert spread([3.0]) == {"mean": 3.0, "std": None, "n": 1}
 
 
-def test_records_carry_no_path_of_the_machine(bench: Any) -> None:
-    bench.run()
+def test_records_carry_no_path_of_the_machine(finished: Any) -> None:
+    bench = finished
     for path in bench.results.rglob("*.json"):
         assert str(bench.folder) not in path.read_text(), path
     assert bench.record("one/seed=42")["backbone"] == "mini"
@@ -297,8 +297,8 @@ def test_direct_form(bench: Any) -> None:
     assert bench.record("small/seed=43")["arguments"]["max_steps"] == "2"
 
 
-def test_p_values_are_counted_in_the_resamples(bench: Any) -> None:
-    bench.run()
+def test_p_values_are_counted_in_the_resamples(finished: Any) -> None:
+    bench = finished
     records = TrialRecords(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
     seen: list[dict[str, list[str]]] = []
 

@@ -135,6 +135,7 @@ def test_equal_texts_do_not_gather_in_one_batch(script: Callable[[str], ModuleTy
     assert max(batch.count(text) for batch in batches for text in batch) < 6
 
 
+@pytest.mark.slow
 def test_the_script(script: Callable[[str], ModuleType], masked_lm: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     output = tmp_path / "costs" / "tiny-cpu.json"

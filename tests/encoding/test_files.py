@@ -137,6 +137,7 @@ def test_killed_anywhere_it_goes_on_and_ends_with_the_same_bytes(
         assert np.array_equal(from_parquet(broken), from_parquet(whole))
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_where_it_was(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
     """SIGKILL in the middle of a chunk: nothing done before is done again."""
     script = tmp_path / "run.py"

@@ -112,6 +112,7 @@ print(few - before, peak() - few, 8 * n * H + 40 * BLOCK_QUERIES * (n + k))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads the peak from /proc")
 def test_memory_is_what_is_said_and_does_not_grow() -> None:
     kept_by_malloc = {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # or freed blocks that it keeps would be counted

@@ -35,6 +35,7 @@ def test_there_is_no_other() -> None:
     assert {path.stem for path in CONFIGS.glob("*.yaml")} == {"single", "multi_gpu", "multi_node", "cpu"}
 
 
+@pytest.mark.slow
 def test_the_one_for_cpu_starts_a_run(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "man", "dog", "cat", "runs", "plays", "red", "fast"]
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}

@@ -162,6 +162,7 @@ def test_a_command_refuses_what_it_cannot_import(folder: Path, here: None) -> No
     assert "--import is not for --engine ray" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_as_the_first(run: Path) -> None:
     checkpoint = str(run / "training" / "checkpoint-2")
     train(run.parent, "--output_dir", "again", "--resume_from_checkpoint", checkpoint)

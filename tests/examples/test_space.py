@@ -21,6 +21,7 @@ APP = ROOT / "examples" / "space" / "app.py"
 SENTENCES = ["the man plays guitar", "the dog runs fast", "a red ball", "the house is slow", "a woman sings", "a tree"]
 
 
+@pytest.mark.slow
 def test_it_says_what_is_missing(tmp_path: Path) -> None:
     pytest.importorskip("gradio", reason="needs the extra space")
     env = {name: value for name, value in os.environ.items() if not name.startswith("ENCODER")}
@@ -122,6 +123,7 @@ def compare(page: Any, text: str) -> None:
     page.locator("#compare").click()
 
 
+@pytest.mark.slow
 def test_neighbours_and_heat_map_in_a_browser(address: str, page: Any) -> None:
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))

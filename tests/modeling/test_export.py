@@ -200,6 +200,7 @@ AutoModel.from_pretrained(path), SentenceTransformer(path), pipeline("feature-ex
 """
 
 
+@pytest.mark.slow
 def test_loading_says_nothing_of_weights(checkpoint, tokenizer_of, tmp_path):
     path = model_of(checkpoint).export(tmp_path / "out", tokenizer_of("bert"))
     done = subprocess.run([sys.executable, "-c", LOADS.format(str(path))], capture_output=True, text=True)

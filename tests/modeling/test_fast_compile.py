@@ -52,6 +52,7 @@ def test_batches_of_all_lengths_share_their_graphs(name, checkpoint, make_batch,
     assert not counters["graph_break"] and not counters["unimplemented"]
 
 
+@pytest.mark.slow
 def test_objectives_and_chunks(checkpoint, batch_of):
     fields = {"rtd_weight": 0.7, "rtd_edit_sampling": "argmax", "mlm_weight": 0.1}
     model = CSEModel.from_backbone(checkpoint("bert"), dropout=0.0, **fields).train()

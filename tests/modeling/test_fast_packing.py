@@ -122,6 +122,7 @@ def test_every_objective(name, checkpoint, batch_of):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5, msg=parameter)
 
 
+@pytest.mark.slow
 def test_dropout_has_the_distribution_of_padded_batches(checkpoint):
     """Mean and variance over many draws; attention's own dropout alone, then that of the hidden states alone."""
     ids, mask = ragged()

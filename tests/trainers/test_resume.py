@@ -74,6 +74,7 @@ def base(small: ModuleType, small_backbone: Path, tmp_path: Path) -> dict[str, A
     }
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_or_stopped_ends_bitwise_like_one_that_was_not(
     base: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_run_that_was_killed_or_stopped_ends_bitwise_like_one_that_was_not(
     assert 19 in {entry["step"] for entry in entries(stopped) if "loss/mlm" in entry}
 
 
+@pytest.mark.slow
 def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any], tmp_path: Path) -> None:
     """The generator's draws come from torch's own random state, which a checkpoint holds; the positives from none."""
     options = {"method": "diffcse", "fields": {}, "max_steps": 10, "eval_steps": 4, "augmentation": "shuffle"}
@@ -117,6 +119,7 @@ def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any],
     assert {"loss/rtd", "metrics/rtd_accuracy_replaced", "metrics/rtd_accuracy_kept"} <= entries(straight)[0].keys()
 
 
+@pytest.mark.slow
 def test_a_killed_warm_up_of_the_objectives_goes_on_and_a_later_run_starts_from_it(
     base: dict[str, Any], tmp_path: Path
 ) -> None:

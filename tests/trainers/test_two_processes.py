@@ -17,6 +17,7 @@ SCRIPT = Path(__file__).with_name("small_runs.py")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one_with_the_joined_batch(
     small: ModuleType, small_backbone: Path, tmp_path: Path
 ) -> None:

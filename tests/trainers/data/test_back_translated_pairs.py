@@ -44,6 +44,7 @@ def run(data_dir: Path, tmp_path: Path) -> CSETrainer:
     return CSETrainer(model, args, load_corpus(file, cache_dir=tmp_path / "cache"), tokenizer, None)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_msse_comes_to_find_translations_that_it_has_not_seen(run: CSETrainer, data_dir: Path) -> None:
     unseen = read(data_dir / "paranmt" / "test.txt")

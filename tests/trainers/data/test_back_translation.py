@@ -262,6 +262,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_like_one_that_was_not(
     pair: dict[str, str],
     texts: list[str],

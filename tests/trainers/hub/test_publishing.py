@@ -433,6 +433,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_every_method_loads_with_its_code_where_csekit_is_not(
     hub: Any, worker: Any, published: Path, small_backbone: Path, tmp_path: Path
 ) -> None:
