@@ -112,6 +112,7 @@ def test_every_tool_of_the_pages_has_its_block() -> None:
     assert EXPORT in (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["my-encoder", "my-encoder-onnx"])
 def test_what_text_embeddings_inference_reads(workplace: Path, name: str) -> None:
     """The fields without which its router or its ONNX backend does not start (router/src/lib.rs, backends/ort)."""
