@@ -5,8 +5,8 @@
     python benchmarks/parameters.py --model_type bert --output experiments/results/parameters/bert-base.json
 
 The script builds each model from the checkpoint, saves it as a training checkpoint and exports it. The count at
-inference is that of the encoder, without the pooler of the exported file, which no embedding reads. With `--model_type`
-there are no weights and no bytes, only the sizes of the family's default config (BERT-base for `bert`).
+inference is that of the encoder, without the pooler of the exported file, which no embedding reads. With
+`--model_type` there are no weights and no bytes, only the sizes of the family's default config (BERT-base for `bert`).
 `python -m experiments.tables` makes the table `parameters/NAME` of the file
 `experiments/results/parameters/NAME.json` (DiffCSE, Table 14).
 """
