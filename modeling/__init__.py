@@ -24,10 +24,12 @@ from .objective_conditional import (
     CorrectiveLM,
     CorrectiveLMConfig,
 )
+from .objective_consistency import ConsistencyConfig, RankingConsistency
 from .objective_dcm import DimensionContrast, DimensionContrastConfig
 from .objective_edited import EditedContrast, EditedContrastConfig
 from .objective_icm import InformationCompensation, InformationCompensationConfig
 from .objective_mlm import MaskedLM, MaskedLMConfig
+from .objective_rank import RankingDistillation, RankingDistillationConfig
 from .objective_reconstruction import Reconstruction, ReconstructionConfig
 from .objective_rtd import ReplacedTokenDetection, ReplacedTokenDetectionConfig
 from .objectives import (
@@ -61,6 +63,7 @@ __all__ = [
     "CSEModel",
     "ConditionalMaskedLM",
     "ConditionalMaskedLMConfig",
+    "ConsistencyConfig",
     "ContrastiveOutput",
     "CorrectiveLM",
     "CorrectiveLMConfig",
@@ -90,6 +93,9 @@ __all__ = [
     "Objective",
     "ObjectiveConfig",
     "PretrainingOutput",
+    "RankingConsistency",
+    "RankingDistillation",
+    "RankingDistillationConfig",
     "Reconstruction",
     "ReconstructionConfig",
     "ReplacedTokenDetection",

@@ -232,6 +232,8 @@ class Objective(nn.Module):
     #: True if it works with cached gradients: its networks run through ``encode.chunks`` (or it has none) and treat
     #: rows independently; terms that couple rows use the outputs of the full batch.
     cacheable: ClassVar[bool] = False
+    #: The number of frozen teachers whose vectors it reads: ``batch["teacher_0"]`` (B, D), ``teacher_1``, …
+    teachers: int = 0
 
     def __init__(self, config: Any, encoder_config: PreTrainedConfig) -> None:
         super().__init__()

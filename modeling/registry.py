@@ -2,10 +2,12 @@
 
 from .objective_aux_mlm import AuxiliaryMaskedLM
 from .objective_conditional import ConditionalMaskedLM, CorrectiveLM
+from .objective_consistency import RankingConsistency
 from .objective_dcm import DimensionContrast
 from .objective_edited import EditedContrast
 from .objective_icm import InformationCompensation
 from .objective_mlm import MaskedLM
+from .objective_rank import RankingDistillation
 from .objective_reconstruction import Reconstruction
 from .objective_rtd import ReplacedTokenDetection
 from .objectives import OBJECTIVES, register_objective, registered
@@ -20,6 +22,8 @@ for _objective in (
     CorrectiveLM,
     DimensionContrast,
     InformationCompensation,
+    RankingConsistency,
+    RankingDistillation,
 ):
     register_objective(_objective)
 

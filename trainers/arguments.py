@@ -211,6 +211,13 @@ class CSETrainingArguments(RunTrainingArguments):
         },
     )
 
+    teachers: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Frozen encoders for the objectives that read teachers: NAME or NAME:POOLING, or a .npy file with "
+            "the vectors of the corpus's rows. Each row is encoded once, into OUTPUT_DIR/teachers."
+        },
+    )
     objective_learning_rate: float | None = field(
         default=None,
         metadata={"help": "Peak learning rate of the objectives' own weights; default: learning_rate."},

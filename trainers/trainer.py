@@ -40,6 +40,7 @@ from csekit.trainers.callbacks import GeometryCallback
 from csekit.trainers.data.augmentation import check_augmentation, make_augmentation
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.datasets import StreamingSentenceDataset
+from csekit.trainers.data.teachers import TEACHERS_FOLDER, teacher_vectors
 from csekit.trainers.export_check import check_embeddings, check_score
 from csekit.trainers.hub.card import write_model_card
 from csekit.trainers.hub.hub_trainer import HubTrainer
@@ -100,6 +101,9 @@ class CSETrainer(HubTrainer):
         check_setting(model, args, corpus)
         spread_evaluations(args, corpus)
         model.cache_gradients(args.cache_chunk_size)
+        with args.main_process_first(desc="teachers' vectors"):
+            folder = Path(str(args.output_dir)) / TEACHERS_FOLDER
+            teachers = teacher_vectors(corpus, args.teachers or [], folder, progress=args.process_index == 0)
         self.corpus, self.dev, self.transfer, self.tokenizer = corpus, dev, list(transfer), tokenizer
         self.embedded_dev: EmbeddedPairs | None = None
         geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []
@@ -112,6 +116,7 @@ class CSETrainer(HubTrainer):
             model.config.prompt_template,
             augmentation=make_augmentation(args.augmentation, args.augmentation_rate),
             mask_contrastive_input=args.mask_contrastive_input,
+            teachers=teachers,
         )
         limit = length_limit(model.backbone, tokenizer)
         check_length(collator.max_length, args.max_seq_length, limit, "the encoder's limit")
@@ -427,6 +432,11 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
         raise ValueError(
             f"the objectives need one more column after the sentence's, {corpus.name} has only "
             f"{', '.join(corpus.columns)}"
+        )
+    teachers = max((objective.teachers for objective in model.auxiliaries()), default=0)
+    if teachers != len(args.teachers or []):
+        raise ValueError(
+            f"teachers must name as many encoders as the objectives read, {teachers}, got {args.teachers}"
         )
     augmentation = make_augmentation(args.augmentation, args.augmentation_rate)
     check_augmentation(augmentation, corpus, further)

@@ -61,6 +61,16 @@ CASES: dict[str, dict[str, Any]] = {
     "icm_denoising": {"columns": 2, "icm_weight": 0.5, "decoder": "denoising", "icm_target": "positive", **NO_NOISE},
     "icm_z": {"columns": 2, "icm_weight": 0.5, "contrastive_weight": 0.0, "representation": "z", **NO_NOISE},
     "msse": {"columns": 2, "dcm_weight": 0.8, "icm_weight": 0.2, "decoder_layers": 2, **NO_NOISE},
+    "consistency": {"columns": 2, "consistency_weight": 0.7},
+    "rank_listmle": {"columns": 2, "rank_weight": 0.5, "rank_teachers": 2, "rank_mixture": 0.3},
+    "rank_listnet": {"columns": 2, "rank_weight": 0.5, "rank_loss": "listnet", "contrastive_weight": 0.0},
+    "chunks_rank": {
+        "columns": 2,
+        "chunks": 3,
+        "rank_weight": 0.5,
+        "consistency_weight": 0.7,
+        "projector": "batchnorm",
+    },
     "edited_positive": {**EDITED, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "positive"},
     "chunks": {"columns": 2, "chunks": 3, "projector": "batchnorm", "symmetric": True, "mask_identical": True},
     "chunks_joint": {
@@ -87,7 +97,8 @@ def joined_batch(columns: int) -> dict[str, Tensor]:
     ids[5, :] = ids[2, :]  # the same text on two processes, as query and as positive
     ids[6, 0] = ids[1, 0]  # the same query with another positive
     lengths[5], lengths[6, 0] = lengths[2], lengths[1, 0]
-    return {"input_ids": ids, "attention_mask": (torch.arange(L) < lengths).long()}
+    teachers = {f"teacher_{place}": torch.randn(WORLD * B, 5, generator=generator) for place in (0, 1)}
+    return {"input_ids": ids, "attention_mask": (torch.arange(L) < lengths).long(), **teachers}
 
 
 def batch_of(

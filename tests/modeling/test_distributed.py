@@ -26,6 +26,8 @@ AVERAGED = {
     "edited": set(),
     "dcm": {"dcm_diagonal", "dcm_off_diagonal"},
     "icm": {"icm_cross_entropy"},
+    "consistency": set(),
+    "rank": {"rank_agreement"},
 }
 #: Diagnostics that do not: a logarithm of a mean, and those that are measured on each process's own sentences.
 OTHERS = {"uniformity", "icm_gap", "aux_mlm_gap", "rtd_gap"}

@@ -33,6 +33,8 @@ class CSECollator:
         augmentation: makes the positive of each single sentence: the second column of the batch.
         mask_contrastive_input: True to let the contrast read the masked copies of the objective ``mlm``, as the
             released code of InforMin-CL does, whose collator masks the ids in place.
+        teachers: vectors of the corpus's rows, (rows, D) each, by the items' ``index``. The batch gets those of its
+            rows as ``teacher_0``, ``teacher_1``, …, (B, D) float32.
 
     Raises:
         ValueError: the tokenizer has no padding token, or no mask token that a spec needs; ``max_seq_length`` with
@@ -50,6 +52,7 @@ class CSECollator:
         pad_to_multiple_of: int | None = None,
         augmentation: Augmentation | None = None,
         mask_contrastive_input: bool = False,
+        teachers: Sequence[np.ndarray] = (),
     ) -> None:
         if tokenizer.pad_token_id is None:
             raise ValueError("the tokenizer has no padding token: set tokenizer.pad_token first")
@@ -64,6 +67,7 @@ class CSECollator:
         self.vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
         for name, spec in self.batch_specs.items():
             check_spec(f"batch_specs[{name!r}]", spec, self.vocabulary)
+        self.teachers = list(teachers)
         self.mask_contrastive_input = mask_contrastive_input
         if mask_contrastive_input and "mlm" not in self.batch_specs:
             names = ", ".join(map(repr, self.batch_specs)) or "none"
@@ -115,6 +119,8 @@ class CSECollator:
             "index": torch.from_numpy(index_B),
             "return_loss": True,
         }
+        for place, vectors in enumerate(self.teachers):
+            batch[f"teacher_{place}"] = torch.from_numpy(vectors[index_B].astype(np.float32))
         if self.batch_specs:
             own = self._rows(tokens, range(C * B))
             epoch_B = np.fromiter((row["epoch"] for row in rows), dtype=np.int64, count=B)

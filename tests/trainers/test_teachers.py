@@ -1,0 +1,123 @@
+"""The vectors of frozen teachers: encoded once, matched to their rows, and refused if they do not fit."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from csekit.encoding import load_encoder
+from csekit.trainers import load_corpus
+from csekit.trainers.data import teachers
+from csekit.trainers.data.teachers import teacher_vectors
+
+FIELDS = {"objectives": ["consistency", "rank"]}
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_every_batch_holds_the_vectors_of_its_rows(small_run: Any, small_backbone: Path, tmp_path: Path) -> None:
+    trainer = small_run(
+        tmp_path / "run", method="joint", fields=FIELDS, teachers=[f"{small_backbone}:mean"], max_steps=2
+    )
+    expected = load_encoder(small_backbone, "mean").encode(lines(tmp_path / "texts.txt"))
+    batch = next(iter(trainer.get_train_dataloader()))
+    np.testing.assert_allclose(batch["teacher_0"].numpy(), expected[batch["index"].numpy()], atol=1e-6)
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["loss"] == pytest.approx(
+        entry["loss/contrastive"] + entry["loss/consistency"] + entry["loss/rank"], abs=1e-4
+    )
+    assert -1 <= entry["metrics/rank_agreement"] <= 1
+
+
+def test_two_teachers_one_of_them_from_a_file(small_run: Any, small_backbone: Path, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float16)
+    np.save(tmp_path / "mine.npy", vectors)
+    trainer = small_run(
+        tmp_path / "run",
+        method="joint",
+        fields=FIELDS | {"rank_teachers": 2},
+        teachers=[f"{small_backbone}:cls", str(tmp_path / "mine.npy")],
+    )
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert batch["teacher_1"].dtype == torch.float32
+    np.testing.assert_array_equal(batch["teacher_1"].numpy(), vectors[batch["index"].numpy()].astype(np.float32))
+
+
+def test_vectors_are_computed_once_and_continued(
+    small: Any, small_backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teachers, "CHUNK", 16)
+    corpus = load_corpus(small.write_texts(tmp_path / "texts.txt", 40), cache_dir=tmp_path / "cache")
+    name, folder = f"{small_backbone}:cls", tmp_path / "teachers"
+    (whole,) = teacher_vectors(corpus, [name], tmp_path / "other", progress=False)
+
+    class KilledError(Exception):
+        pass
+
+    written = 0
+
+    def killed_after_one_chunk(path: Path, record: dict[str, Any]) -> None:
+        nonlocal written
+        teachers_write(path, record)
+        written += 1
+        if written == 2:
+            raise KilledError
+
+    teachers_write = teachers.write_record
+    with monkeypatch.context() as patch:
+        patch.setattr(teachers, "write_record", killed_after_one_chunk)
+        with pytest.raises(KilledError):
+            teacher_vectors(corpus, [name], folder, progress=False)
+    record = folder / "0.npy.json"
+    assert json.loads(record.read_text(encoding="utf-8"))["done"] == 16
+    encoded: list[int] = []
+    monkeypatch.setattr(
+        teachers,
+        "chunks",
+        lambda corpus, start=0, real=teachers.chunks: (encoded.append(start), real(corpus, start))[1],
+    )
+    (found,) = teacher_vectors(corpus, [name], folder, progress=False)
+    assert max(encoded) == 16
+    np.testing.assert_allclose(found, whole, atol=1e-6)
+    before = (folder / "0.npy").stat().st_mtime_ns
+    teacher_vectors(corpus, [name], folder, progress=False)
+    assert (folder / "0.npy").stat().st_mtime_ns == before
+    other = load_corpus(small.write_texts(tmp_path / "others.txt", 41), cache_dir=tmp_path / "cache")
+    with pytest.raises(ValueError, match=r"input\.rows was 40 there and is 41 now"):
+        teacher_vectors(other, [name], folder, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros((39, 4), np.float32), "for each of the corpus's 40 rows, got an array of shape (39, 4)"),
+        (np.zeros((40, 4), np.int64), "vector of floating-point numbers"),
+        (np.full((40, 4), np.nan, np.float32), "row 0 has values that are not finite"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(small_run: Any, tmp_path: Path, array: np.ndarray, words: str) -> None:
+    np.save(tmp_path / "mine.npy", array)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        small_run(tmp_path / "run", method="joint", fields=FIELDS, teachers=[str(tmp_path / "mine.npy")])
+
+
+def test_the_number_of_teachers_is_that_of_the_objective(small_run: Any, small_backbone: Path, tmp_path: Path) -> None:
+    for fields, names in ((FIELDS, None), ({"objectives": []}, [str(small_backbone)])):
+        with pytest.raises(ValueError, match=r"teachers must name as many encoders as the objectives read, \d, got"):
+            small_run(tmp_path / "run", method="joint", fields=fields, teachers=names)
+    with pytest.raises(ValueError, match="teachers must be left out with streaming"):
+        small_run(
+            tmp_path / "run",
+            method="joint",
+            fields=FIELDS,
+            teachers=[str(small_backbone)],
+            streaming=True,
+            max_steps=2,
+        )

@@ -1,0 +1,116 @@
+"""Vectors of frozen teachers for every row of a corpus: computed once, before training, and read from disk."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from csekit.encoding.encoder import TextEncoder, first_not_finite, weights_digest
+from csekit.encoding.load import load_encoder
+from csekit.encoding.stores import open_sink, read_record, write_record
+from csekit.trainers.data.corpora import Corpus
+
+#: The folder of the vectors in a run's folder, and the texts that are encoded and written at a time.
+TEACHERS_FOLDER, CHUNK = "teachers", 10_000
+
+
+def teacher_vectors(corpus: Corpus, teachers: Sequence[str], folder: Path, progress: bool = True) -> list[np.ndarray]:
+    """Return the vectors of the corpus's first column, (rows, D), memory-mapped, for each teacher.
+
+    Arguments:
+        corpus: not a stream.
+        teachers: ``NAME`` or ``NAME:POOLING``, an encoder that :func:`csekit.load_encoder` reads, or a ``.npy`` file
+            with one row for each row of the corpus.
+        folder: keeps what is computed. The next call takes it, and continues after a kill.
+
+    Raises:
+        ValueError: the corpus is a stream; an encoder needs a pooling; a file has another number of rows, or values
+            that are not finite; ``folder`` holds the vectors of another corpus or encoder.
+        FileNotFoundError: there is no such encoder or file.
+    """
+    if corpus.streaming:
+        raise ValueError("teachers must be left out with streaming: their vectors are computed before training")
+    return [
+        read_vectors(Path(name), len(corpus.dataset))
+        if name.endswith(".npy")
+        else encoded_vectors(corpus, name, folder / f"{place}.npy", progress)
+        for place, name in enumerate(teachers)
+    ]
+
+
+def read_vectors(path: Path, rows: int) -> np.ndarray:
+    """Read the vectors of ``rows`` rows, (rows, D), memory-mapped. Errors are those of :func:`teacher_vectors`."""
+    try:
+        vectors: np.ndarray = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path}: not an array of numpy: {error}") from None
+    if vectors.ndim != 2 or vectors.dtype.kind != "f" or len(vectors) != rows:
+        raise ValueError(
+            f"{path}: must hold one vector of floating-point numbers for each of the corpus's {rows} rows, "
+            f"got an array of shape {vectors.shape} and type {vectors.dtype}"
+        )
+    for start in range(0, rows, CHUNK):
+        if (row := first_not_finite(vectors[start : start + CHUNK])) is not None:
+            raise ValueError(f"{path}: row {start + row} has values that are not finite")
+    return vectors
+
+
+def encoded_vectors(corpus: Corpus, teacher: str, target: Path, progress: bool) -> np.ndarray:
+    """Encode the corpus with a teacher into ``target``, or take what is there."""
+    encoder = load_teacher(teacher)
+    rows = len(corpus.dataset)
+    settings: dict[str, Any] = {
+        "input": {"rows": rows, "sha256": texts_digest(corpus)},
+        "output": {"kind": "npy", "dtype": "float32"},
+        "shard": {"index": 0, "of": 1, "start": 0, "stop": rows},
+        "encoder": {**encoder.describe(), "weights": weights_digest(encoder.model)},
+    }
+    del settings["encoder"]["name"]  # the folder may be renamed
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path = target.with_name(f"{target.name}.json")
+    record = read_record(path, settings) or {"settings": settings, "done": 0, "truncated": 0, "complete": False}
+    write_record(path, record)
+    if record["done"] < rows or not target.exists():
+        with (
+            open_sink(target, "npy", "float32", rows, 0, record["done"]) as sink,
+            tqdm(total=rows, initial=record["done"], unit=" sentences", desc=teacher, disable=not progress) as bar,
+            closing(encoder.encode_chunks(chunks(corpus, record["done"]))) as found,
+        ):
+            for rows_nD in found:
+                sink.write(record["done"], [], rows_nD)
+                record["done"] += len(rows_nD)
+                write_record(path, record)
+                bar.update(len(rows_nD))
+            sink.finish(record["done"])
+        write_record(path, record | {"complete": True})
+    return read_vectors(target, rows)
+
+
+def load_teacher(teacher: str) -> TextEncoder:
+    """Load ``NAME`` or ``NAME:POOLING``."""
+    name, _, pooling = teacher.rpartition(":")
+    encoder = load_encoder(name, pooling) if name and pooling.isidentifier() else load_encoder(teacher)
+    if not isinstance(encoder, TextEncoder):
+        raise ValueError(f"teachers must be encoders of torch, got {teacher!r}")
+    return encoder
+
+
+def chunks(corpus: Corpus, start: int = 0) -> Iterator[list[str]]:
+    """Yield the texts of the first column from row ``start`` on, ``CHUNK`` at a time."""
+    dataset: Any = corpus.dataset
+    for first in range(start, len(dataset), CHUNK):
+        items = dataset.__getitems__(range(first, min(first + CHUNK, len(dataset))))
+        yield [item["texts"][0] for item in items]
+
+
+def texts_digest(corpus: Corpus) -> str:
+    """Return the SHA-256 of the texts of the first column in their order."""
+    digest = hashlib.sha256()
+    for texts in chunks(corpus):
+        for text in texts:
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()
