@@ -21,7 +21,7 @@ def state_seed(device: torch.device) -> int:
     states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
     digest = hashlib.blake2b(digest_size=6)
     for state in states:
-        digest.update(state.numpy())
+        digest.update(state.numpy().data)
     return int.from_bytes(digest.digest(), "little")
 
 

@@ -399,10 +399,9 @@ def steps_of(rows: int, args: CSETrainingArguments) -> int:
 
 def spread_evaluations(args: CSETrainingArguments, corpus: Corpus) -> None:
     """Let a run of fewer than 1,000 steps be evaluated eight times, unless the arguments name an interval."""
-    dataset: Any = corpus.dataset
     known = args.max_steps > 0 or not corpus.streaming
     if args.spread_evaluations and known:
-        steps = args.max_steps if args.max_steps > 0 else steps_of(len(dataset), args)
+        steps = args.max_steps if args.max_steps > 0 else steps_of(corpus.rows, args)
         args.eval_steps = args.save_steps = max(1, min(EVAL_STEPS, steps // EVALUATIONS))
 
 

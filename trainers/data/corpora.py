@@ -104,6 +104,13 @@ class Corpus:
     def streaming(self) -> bool:
         return isinstance(self.dataset, StreamingSentenceDataset)
 
+    @property
+    def rows(self) -> int:
+        """The number of rows that training reads. Raises TypeError: the corpus is a stream."""
+        if isinstance(self.dataset, StreamingSentenceDataset):
+            raise TypeError(f"{self.name} is a stream, whose rows are not counted")
+        return len(self.dataset)
+
     def describe(self) -> dict[str, Any]:
         """Return plain values for a results file."""
         identity = {"name": self.name, "columns": list(self.columns), "streaming": self.streaming}

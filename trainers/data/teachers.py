@@ -35,7 +35,7 @@ def teacher_vectors(corpus: Corpus, teachers: Sequence[str], folder: Path, progr
     if corpus.streaming:
         raise ValueError("teachers must be left out with streaming: their vectors are computed before training")
     return [
-        read_vectors(Path(name), len(corpus.dataset))
+        read_vectors(Path(name), corpus.rows)
         if name.endswith(".npy")
         else encoded_vectors(corpus, name, folder / f"{place}.npy", progress)
         for place, name in enumerate(teachers)
@@ -62,7 +62,7 @@ def read_vectors(path: Path, rows: int) -> np.ndarray:
 def encoded_vectors(corpus: Corpus, teacher: str, target: Path, progress: bool) -> np.ndarray:
     """Encode the corpus with a teacher into ``target``, or take what is there."""
     encoder = load_teacher(teacher)
-    rows = len(corpus.dataset)
+    rows = corpus.rows
     settings: dict[str, Any] = {
         "input": {"rows": rows, "sha256": texts_digest(corpus)},
         "output": {"kind": "npy", "dtype": "float32"},
