@@ -60,9 +60,11 @@ setup(
         "accelerate>=1.12",
         "datasets>=4.4",
         "evaluate>=0.4.6",
+        "filelock>=3.16",
         "huggingface_hub>=1.5",
         "jinja2>=3.1.6",
         "numpy>=2.1",
+        "psutil>=6.1",
         "pydantic>=2.11",
         "safetensors>=0.8",
         "pyyaml>=6.0.1",
@@ -70,6 +72,7 @@ setup(
         "scipy>=1.15",
         "rich>=13.9",
         "typer>=0.16",
+        "xxhash>=3.5",
     ],
     extras_require={
         "dev": [

@@ -40,10 +40,11 @@ from csekit.trainers.callbacks import GeometryCallback
 from csekit.trainers.data.augmentation import check_augmentation, make_augmentation
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.datasets import StreamingSentenceDataset
-from csekit.trainers.data.teachers import TEACHERS_FOLDER, teacher_vectors
+from csekit.trainers.data.teachers import TEACHERS_FOLDER, Teachers
 from csekit.trainers.export_check import check_embeddings, check_score
 from csekit.trainers.hub.card import write_model_card
 from csekit.trainers.hub.hub_trainer import HubTrainer
+from csekit.trainers.memory import check_memory
 from csekit.trainers.objective_warmup import (
     OBJECTIVES_FOLDER,
     WEIGHTS,
@@ -101,9 +102,7 @@ class CSETrainer(HubTrainer):
         check_setting(model, args, corpus)
         spread_evaluations(args, corpus)
         model.cache_gradients(args.cache_chunk_size)
-        with args.main_process_first(desc="teachers' vectors"):
-            folder = Path(str(args.output_dir)) / TEACHERS_FOLDER
-            teachers = teacher_vectors(corpus, args.teachers or [], folder, progress=args.process_index == 0)
+        self.teachers = Teachers(corpus, args.teachers or [], Path(str(args.output_dir)) / TEACHERS_FOLDER)
         self.corpus, self.dev, self.transfer, self.tokenizer = corpus, dev, list(transfer), tokenizer
         self.embedded_dev: EmbeddedPairs | None = None
         geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []
@@ -116,10 +115,10 @@ class CSETrainer(HubTrainer):
             model.config.prompt_template,
             augmentation=make_augmentation(args.augmentation, args.augmentation_rate),
             mask_contrastive_input=args.mask_contrastive_input,
-            teachers=teachers,
         )
         limit = length_limit(model.backbone, tokenizer)
         check_length(collator.max_length, args.max_seq_length, limit, "the encoder's limit")
+        check_memory(model, args, corpus, tokenizer)
         model.load_frozen()
         if args.objectives_from is not None:
             load_objectives(model, Path(args.objectives_from))
@@ -169,6 +168,8 @@ class CSETrainer(HubTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:  # type: ignore[override]
         with self.locked():
+            with self.args.main_process_first(desc="vectors of teachers"):
+                self.data_collator.teachers = self.teachers.vectors(progress=self.args.process_index == 0)
             if self.args.objective_warmup_steps and self.check_resume(resume_from_checkpoint) is None:
                 self.warm_up_objectives(resume=bool(resume_from_checkpoint))
                 if self.stop_on_terminate.interrupted:

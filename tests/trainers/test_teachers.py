@@ -10,11 +10,15 @@ import pytest
 import torch
 
 from csekit.encoding import load_encoder
-from csekit.trainers import load_corpus
+from csekit.trainers import Corpus, load_corpus
 from csekit.trainers.data import teachers
-from csekit.trainers.data.teachers import teacher_vectors
+from csekit.trainers.data.teachers import Teachers
 
 FIELDS = {"objectives": ["consistency", "rank"]}
+
+
+def vectors_of(corpus: Corpus, names: list[str], folder: Path) -> list[np.ndarray]:
+    return Teachers(corpus, names, folder).vectors(progress=False)
 
 
 def lines(path: Path) -> list[str]:
@@ -26,9 +30,9 @@ def test_every_batch_holds_the_vectors_of_its_rows(small_run: Any, small_backbon
         tmp_path / "run", method="joint", fields=FIELDS, teachers=[f"{small_backbone}:mean"], max_steps=2
     )
     expected = load_encoder(small_backbone, "mean").encode(lines(tmp_path / "texts.txt"))
+    trainer.train()
     batch = next(iter(trainer.get_train_dataloader()))
     np.testing.assert_allclose(batch["teacher_0"].numpy(), expected[batch["index"].numpy()], atol=1e-6)
-    trainer.train()
     entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
     assert entry["loss"] == pytest.approx(
         entry["loss/contrastive"] + entry["loss/consistency"] + entry["loss/rank"], abs=1e-4
@@ -45,6 +49,7 @@ def test_two_teachers_one_of_them_from_a_file(small_run: Any, small_backbone: Pa
         fields=FIELDS | {"rank_teachers": 2},
         teachers=[f"{small_backbone}:cls", str(tmp_path / "mine.npy")],
     )
+    trainer.data_collator.teachers = trainer.teachers.vectors()
     batch = next(iter(trainer.get_train_dataloader()))
     assert batch["teacher_1"].dtype == torch.float32
     np.testing.assert_array_equal(batch["teacher_1"].numpy(), vectors[batch["index"].numpy()].astype(np.float32))
@@ -56,7 +61,7 @@ def test_vectors_are_computed_once_and_continued(
     monkeypatch.setattr(teachers, "CHUNK", 16)
     corpus = load_corpus(small.write_texts(tmp_path / "texts.txt", 40), cache_dir=tmp_path / "cache")
     name, folder = f"{small_backbone}:cls", tmp_path / "teachers"
-    (whole,) = teacher_vectors(corpus, [name], tmp_path / "other", progress=False)
+    (whole,) = vectors_of(corpus, [name], tmp_path / "other")
 
     class KilledError(Exception):
         pass
@@ -74,7 +79,7 @@ def test_vectors_are_computed_once_and_continued(
     with monkeypatch.context() as patch:
         patch.setattr(teachers, "write_record", killed_after_one_chunk)
         with pytest.raises(KilledError):
-            teacher_vectors(corpus, [name], folder, progress=False)
+            vectors_of(corpus, [name], folder)
     record = folder / "0.npy.json"
     assert json.loads(record.read_text(encoding="utf-8"))["done"] == 16
     encoded: list[int] = []
@@ -83,15 +88,15 @@ def test_vectors_are_computed_once_and_continued(
         "chunks",
         lambda corpus, start=0, real=teachers.chunks: (encoded.append(start), real(corpus, start))[1],
     )
-    (found,) = teacher_vectors(corpus, [name], folder, progress=False)
+    (found,) = vectors_of(corpus, [name], folder)
     assert max(encoded) == 16
     np.testing.assert_allclose(found, whole, atol=1e-6)
     before = (folder / "0.npy").stat().st_mtime_ns
-    teacher_vectors(corpus, [name], folder, progress=False)
+    vectors_of(corpus, [name], folder)
     assert (folder / "0.npy").stat().st_mtime_ns == before
     other = load_corpus(small.write_texts(tmp_path / "others.txt", 41), cache_dir=tmp_path / "cache")
     with pytest.raises(ValueError, match=r"input\.rows was 40 there and is 41 now"):
-        teacher_vectors(other, [name], folder, progress=False)
+        vectors_of(other, [name], folder)
 
 
 @pytest.mark.parametrize(

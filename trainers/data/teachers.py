@@ -18,32 +18,44 @@ from csekit.trainers.data.corpora import Corpus
 TEACHERS_FOLDER, CHUNK = "teachers", 10_000
 
 
-def teacher_vectors(corpus: Corpus, teachers: Sequence[str], folder: Path, progress: bool = True) -> list[np.ndarray]:
-    """Return the vectors of the corpus's first column, (rows, D), memory-mapped, for each teacher.
+class Teachers:
+    """The teachers of a corpus, loaded and checked.
 
     Arguments:
         corpus: not a stream.
-        teachers: ``NAME`` or ``NAME:POOLING``, an encoder that :func:`csekit.load_encoder` reads, or a ``.npy`` file
-            with one row for each row of the corpus.
+        names: ``NAME`` or ``NAME:POOLING``, an encoder that :func:`csekit.load_encoder` reads, or a ``.npy`` file with
+            one row for each row of the corpus.
         folder: keeps what is computed. The next call takes it, and continues after a kill.
 
     Raises:
         ValueError: the corpus is a stream; an encoder needs a pooling; a file has another number of rows, or values
-            that are not finite; ``folder`` holds the vectors of another corpus or encoder.
+            that are not finite.
         FileNotFoundError: there is no such encoder or file.
     """
-    if corpus.streaming:
-        raise ValueError("teachers must be left out with streaming: their vectors are computed before training")
-    return [
-        read_vectors(Path(name), corpus.rows)
-        if name.endswith(".npy")
-        else encoded_vectors(corpus, name, folder / f"{place}.npy", progress)
-        for place, name in enumerate(teachers)
-    ]
+
+    def __init__(self, corpus: Corpus, names: Sequence[str], folder: Path) -> None:
+        if names and corpus.streaming:
+            raise ValueError("teachers must be left out with streaming: their vectors are computed before training")
+        self.corpus, self.names, self.folder = corpus, list(names), folder
+        self.found = [
+            read_vectors(Path(name), corpus.rows) if name.endswith(".npy") else load_teacher(name) for name in names
+        ]
+
+    def vectors(self, progress: bool = True) -> list[np.ndarray]:
+        """Return the vectors of the corpus's first column, (rows, D), memory-mapped, for each teacher.
+
+        Raises:
+            ValueError: the folder holds the vectors of another corpus or encoder.
+        """
+        for place, (name, found) in enumerate(zip(self.names, self.found, strict=True)):
+            if isinstance(found, TextEncoder):
+                target = self.folder / f"{place}.npy"
+                self.found[place] = encoded_vectors(self.corpus, found, target, name if progress else None)
+        return [found for found in self.found if isinstance(found, np.ndarray)]
 
 
 def read_vectors(path: Path, rows: int) -> np.ndarray:
-    """Read the vectors of ``rows`` rows, (rows, D), memory-mapped. Errors are those of :func:`teacher_vectors`."""
+    """Read the vectors of ``rows`` rows, (rows, D), memory-mapped. Errors are those of :class:`Teachers`."""
     try:
         vectors: np.ndarray = np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
@@ -59,9 +71,8 @@ def read_vectors(path: Path, rows: int) -> np.ndarray:
     return vectors
 
 
-def encoded_vectors(corpus: Corpus, teacher: str, target: Path, progress: bool) -> np.ndarray:
-    """Encode the corpus with a teacher into ``target``, or take what is there."""
-    encoder = load_teacher(teacher)
+def encoded_vectors(corpus: Corpus, encoder: TextEncoder, target: Path, title: str | None) -> np.ndarray:
+    """Encode the corpus into ``target``, or take what is there; ``title`` is the progress bar's, None for no bar."""
     rows = corpus.rows
     settings: dict[str, Any] = {
         "input": {"rows": rows, "sha256": texts_digest(corpus)},
@@ -77,7 +88,7 @@ def encoded_vectors(corpus: Corpus, teacher: str, target: Path, progress: bool) 
     if record["done"] < rows or not target.exists():
         with (
             open_sink(target, "npy", "float32", rows, 0, record["done"]) as sink,
-            tqdm(total=rows, initial=record["done"], unit=" sentences", desc=teacher, disable=not progress) as bar,
+            tqdm(total=rows, initial=record["done"], unit=" sentences", desc=title, disable=title is None) as bar,
             closing(encoder.encode_chunks(chunks(corpus, record["done"]))) as found,
         ):
             for rows_nD in found:
