@@ -107,7 +107,7 @@ class CSETrainer(HubTrainer):
         self.embedded_dev: EmbeddedPairs | None = None
         geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []
         self._select(args, dev)
-        collator = CSECollator(
+        self.collator = collator = CSECollator(
             tokenizer,
             args.max_seq_length,
             model.batch_specs,
@@ -169,7 +169,7 @@ class CSETrainer(HubTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:  # type: ignore[override]
         with self.locked():
             with self.args.main_process_first(desc="vectors of teachers"):
-                self.data_collator.teachers = self.teachers.vectors(progress=self.args.process_index == 0)
+                self.collator.teachers = self.teachers.vectors(progress=self.args.process_index == 0)
             if self.args.objective_warmup_steps and self.check_resume(resume_from_checkpoint) is None:
                 self.warm_up_objectives(resume=bool(resume_from_checkpoint))
                 if self.stop_on_terminate.interrupted:
