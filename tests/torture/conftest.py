@@ -7,6 +7,7 @@ A test asks ``rounds`` for random generators until its share of the minutes is o
 for each trial. The table at the end counts them; it is written to ``experiments/results/torture/`` as JSON.
 """
 
+import faulthandler
 import json
 import os
 import random
@@ -162,6 +163,7 @@ class Started:
                 os.dup2(handle, 1)
                 os.dup2(handle, 2)
                 sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+                faulthandler.dump_traceback_later(240, file=2)  # where it hangs, if it does
                 if clock is not None:
                     time.time = _jumping_clock(clock)
                 code = _run([str(word) for word in words])
