@@ -15,7 +15,7 @@ type:
 	mypy
 
 test:
-	python -m pytest
+	python -m pytest -n 2
 
 torture:
 	TORTURE_MINUTES=$(MINUTES) TORTURE_RESULTS=experiments/results/torture/torture.json python -m pytest -m torture $(wildcard tests/torture/kills_*.py tests/torture/fuzz_*.py)
