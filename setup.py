@@ -17,6 +17,8 @@ rooms = {
     for room in ("modeling", "trainers", "encoding", "evaluation")
     for folder in sorted({path.parent for path in (here / room).rglob("*.py")})
 }
+#: Folders without code whose data is installed: templates of cards, the demo's pairs, the presets.
+data = {f"csekit.{path.replace('/', '.')}": path for path in ("model_cards", "examples/demo", "examples/configs")}
 
 dev = [
     "mypy>=1.15",
@@ -47,12 +49,14 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=["csekit", "csekit.cli", *rooms, "csekit.model_cards"],
-    package_dir={"": "src", **rooms, "csekit.model_cards": "model_cards"},
+    packages=["csekit", "csekit.cli", *rooms, *data],
+    package_dir={"": "src", **rooms, **data},
     package_data={
         "csekit": ["py.typed"],
         "csekit.evaluation.report": ["papers.yaml", "templates/*"],
         "csekit.model_cards": ["*.jinja"],
+        "csekit.examples.demo": ["*.tsv"],
+        "csekit.examples.configs": ["*.yaml", "pretraining/*.yaml"],
     },
     install_requires=[
         "torch>=2.11",

@@ -207,7 +207,7 @@ def load_stage1_head(head: AuxiliaryHead, name_or_path: str, num_lower: int) -> 
     if None in files.values():
         raise ValueError(
             f"{name_or_path} has no auxiliary head, which aux_mlm_head_init='pretrained' needs: make it by stage 1, "
-            f"'python examples/run_pretrain.py --objective condenser --model_name_or_path {name_or_path} "
+            f"'csekit pretrain --objective condenser --model_name_or_path {name_or_path} "
             "--output_dir stage1 …', and start from its folder; or take aux_mlm_head_init='top_layers', "
             "'new_layers' or 'random'"
         )

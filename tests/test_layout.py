@@ -104,6 +104,9 @@ def test_the_wheel_holds_the_data_of_the_rooms_and_nothing_else(wheel_names: lis
     data = {"csekit/py.typed", "csekit/evaluation/report/papers.yaml"}
     data |= {f"csekit/evaluation/report/templates/report.{kind}" for kind in ("html", "css", "js")}
     data |= {f"csekit/model_cards/{path.name}" for path in (ROOT / "model_cards").glob("*.jinja")}
+    data |= {f"csekit/examples/demo/{part}.tsv" for part in ("dev", "test")}
+    for pattern in ("*.yaml", "pretraining/*.yaml"):
+        data |= {f"csekit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "examples/configs").glob(pattern)}
     assert sorted(name for name in wheel_names if not name.endswith(".py")) == sorted(data)
 
 

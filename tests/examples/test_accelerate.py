@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 from accelerate.utils import DistributedType
@@ -37,6 +38,7 @@ def test_there_is_no_other() -> None:
 
 @pytest.mark.slow
 def test_the_one_for_cpu_starts_a_run(tmp_path: Path) -> None:
+    """The launcher sets OMP_NUM_THREADS=1; the run takes as many threads as one without a launcher."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "man", "dog", "cat", "runs", "plays", "red", "fast"]
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     BertForMaskedLM(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(tmp_path / "tiny")
@@ -45,13 +47,16 @@ def test_the_one_for_cpu_starts_a_run(tmp_path: Path) -> None:
     lines = [f"the {a} {b} {c}" for a in ("man", "dog", "cat") for b in ("runs", "plays") for c in ("red", "fast")]
     (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "cpu.yaml")]
-    command += [str(ROOT / "examples/run_unsup.py"), "--model_name_or_path", str(tmp_path / "tiny")]
+    command += ["-m", "csekit", "train", "--model_name_or_path", str(tmp_path / "tiny")]
     command += ["--train_file", str(tmp_path / "texts.txt"), "--output_dir", str(tmp_path / "run"), "--max_steps", "3"]
     command += ["--per_device_train_batch_size", "4", "--eval_steps", "3", "--logging_steps", "1"]
     command += ["--label_free_samples", "0"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     state = json.loads((tmp_path / "run/training/trainer_state.json").read_text(encoding="utf-8"))
     assert state["global_step"] == 3
     assert (tmp_path / "run/modules.json").is_file()
+    results = json.loads((tmp_path / "run/results.json").read_text(encoding="utf-8"))
+    assert results["environment"]["threads"] == min(psutil.cpu_count(logical=False), len(os.sched_getaffinity(0)))

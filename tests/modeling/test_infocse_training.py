@@ -212,7 +212,7 @@ def test_a_random_head_needs_no_masked_lm(encoder_config, tmp_path, batch_with):
 
 
 def test_a_checkpoint_without_a_head_names_stage_1(checkpoint):
-    command = "'python examples/run_pretrain.py --objective condenser --model_name_or_path .*bert"
+    command = "'csekit pretrain --objective condenser --model_name_or_path .*bert"
     others = "'top_layers', 'new_layers' or 'random'"
     with pytest.raises(ValueError, match=f"has no auxiliary head.*{command}.*{others}"):
         InfoCSEModel.from_backbone(checkpoint("bert"))

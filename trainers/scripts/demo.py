@@ -99,8 +99,8 @@ def _is_prose(sentence: str) -> bool:
     return sum(_WORD.fullmatch(word) is not None for word in words) >= 0.75 * len(words)
 
 
-#: Defaults of ``examples/run_unsup.py`` without arguments. Pooling and dropout were chosen by the scores of both
-#: halves of the demo pairs, so that training shows an effect.
+#: Defaults of ``csekit train`` without arguments. Pooling and dropout were chosen by the scores of both halves of the
+#: demo pairs, so that training shows an effect.
 DEMO: dict[str, Any] = {
     "output_dir": "runs/demo",
     "learning_rate": 3e-4,

@@ -26,6 +26,10 @@ from csekit.evaluation.transfer_data import resolve_transfer
 from csekit.modeling import METHODS, OBJECTIVES, CSEConfig
 from csekit.modeling.settings import check_number
 from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
+from csekit.trainers.scripts.launch import program, tell_error
+
+#: csekit's presets, in a clone and in the installed package.
+PRESETS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 
 
 @dataclass
@@ -162,15 +166,30 @@ def method_fields(method: str, objectives: list[str] | None = None) -> dict[str,
     return own | config.flat_names(objectives)
 
 
+def preset_file(path: str | Path) -> Path:
+    """Return a preset's file from its path, or from the name of one of csekit's presets.
+
+    Raises:
+        ValueError: no such file, and no preset of this name.
+    """
+    own = PRESETS / f"{path}.yaml"
+    found = next((file for file in (Path(path), own) if file.is_file()), None)
+    if found is None:
+        files = (file for pattern in ("*.yaml", "pretraining/*.yaml") for file in PRESETS.glob(pattern))
+        names = [file.relative_to(PRESETS).with_suffix("").as_posix() for file in files]
+        near = difflib.get_close_matches(Path(path).stem, names, n=3)
+        hint = f"; did you mean the preset {' or '.join(near)}?" if near else ""
+        raise ValueError(f"--config {path}: no such file, and no preset of csekit has this name{hint}")
+    return found
+
+
 def read_preset(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file of flat names.
+    """Read a YAML file of flat names, or one of csekit's presets by its name.
 
     Raises:
         ValueError: no such file, or it is not a mapping of names to values.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"--config {path}: no such file")
+    file = preset_file(path)
     content = read_yaml(file)
     if not isinstance(content, dict):
         raise ValueError(f"{path}: a preset must be a mapping of names to values, got {type(content).__name__}")
@@ -183,7 +202,7 @@ def _imports(argv: Sequence[str], preset: dict[str, Any]) -> list[str]:
     named = [given] if isinstance(given, str) else given
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise ValueError(f"import must be the name of a module, or a list of them, got {reprlib.repr(given)}")
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = _OneLine(add_help=False, allow_abbrev=False)
     parser.add_argument("--import", "--imports", dest="imports", nargs="*", action="extend", default=named)
     return list(dict.fromkeys(parser.parse_known_args(list(argv))[0].imports))
 
@@ -211,7 +230,7 @@ def check_imports(imports: Sequence[str], objectives: Sequence[str]) -> None:
 
 def _early(argv: Sequence[str], preset: dict[str, Any]) -> tuple[str, list[str] | None]:
     """Return method and objectives, which decide the further arguments. ``<term>_weight`` adds an objective."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = _OneLine(add_help=False, allow_abbrev=False)
     parser.add_argument("--method", default=preset.get("method", "simcse"))
     parser.add_argument("--objectives", nargs="*", default=preset.get("objectives"))
     known, _ = parser.parse_known_args([argument for argument in argv if argument not in ("-h", "--help")])
@@ -227,11 +246,16 @@ def _early(argv: Sequence[str], preset: dict[str, Any]) -> tuple[str, list[str] 
     return known.method, None if objectives is None else list(dict.fromkeys([*map(str, objectives), *added]))
 
 
-class _Parser(HfArgumentParser):
+class _OneLine(argparse.ArgumentParser):
     """A parser that reports an error in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+        tell_error(message)
+        raise SystemExit(2)
+
+
+class _Parser(_OneLine, HfArgumentParser):
+    """The parser of dataclasses."""
 
 
 def _whole(text: Any) -> int:
@@ -267,10 +291,14 @@ class ExtraFields:
 
 def build_parser(kinds: Sequence[type], extra: ExtraFields | None = None) -> HfArgumentParser:
     """Return the parser of dataclasses and further arguments. Further arguments that are not set have no value."""
-    parser = _Parser(list(kinds), allow_abbrev=False)  # type: ignore[arg-type]
+    parser = _Parser(list(kinds), prog=program(), allow_abbrev=False)  # type: ignore[arg-type]
     parser.register("type", int, _whole)
     parser.register("type", float, _decimal)
-    parser.add_argument("--config", help="Preset: a YAML file with these names; the command line wins.")
+    parser.add_argument(
+        "--config",
+        help="Preset: one of csekit's by name (simcse-bert-base), or a YAML file with these names; "
+        "the command line wins.",
+    )
     if extra is not None:
         group = parser.add_argument_group(extra.title)
         for name, kind in extra.types.items():
@@ -302,7 +330,7 @@ def parse_arguments(
         with status 2 and one line that names the argument, its value and the allowed values.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early = _OneLine(add_help=False, allow_abbrev=False)
     early.add_argument("--config")
     config_path = early.parse_known_args(argv)[0].config
     try:
@@ -322,7 +350,8 @@ def parse_arguments(
         for word in unknown:
             raise ValueError(_unknown(word.removeprefix("--").split("=")[0], known, more))
     except ValueError as error:
-        early.exit(2, f"{early.prog}: error: {' '.join(str(error).split())}\n")
+        tell_error(error)
+        raise SystemExit(2) from None
     own = more.types if more is not None else {}
     return *filled, {name: value for name, value in rest.items() if name in own}
 
@@ -351,7 +380,7 @@ def parse_run_arguments(
 
 
 def _output_dir(argv: Sequence[str], preset: dict[str, Any]) -> str:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = _OneLine(add_help=False, allow_abbrev=False)
     parser.add_argument("--output_dir", default=preset.get("output_dir", RunTrainingArguments.output_dir))
     return str(parser.parse_known_args(list(argv))[0].output_dir)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
 from transformers import set_seed
 
 from csekit.encoding.encoder import vectors
@@ -30,6 +29,7 @@ from csekit.trainers.export_check import ExportMismatchError
 from csekit.trainers.hub.card import write_model_card
 from csekit.trainers.run_lock import FolderInUseError, held
 from csekit.trainers.run_record import trainer_results
+from csekit.trainers.scripts.launch import tell_error
 from csekit.trainers.scripts.run_arguments import CorpusArguments, RunArguments
 from csekit.trainers.trainer import CSETrainer, steps_of
 
@@ -51,19 +51,13 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, ImportError, NonFiniteLossError, MemoryError) as error:
-        _tell(error)
+        tell_error(error)
         raise SystemExit(2) from None
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
-        _tell(error)
+        tell_error(error)
         raise SystemExit(2) from None
-
-
-def _tell(error: BaseException) -> None:
-    """Print the error in a line of its own, also beside a progress bar."""
-    logger.debug("the traceback:", exc_info=True)
-    tqdm.write(f"{Path(sys.argv[0]).name}: error: {' '.join(str(error).split())}", file=sys.stderr)
 
 
 #: Errors of a training that is under way. They are told in one line, with exit code 1: what was written is whole.
@@ -85,7 +79,7 @@ def run_folder(run: CorpusArguments, args: RunTrainingArguments) -> Iterator[Non
         try:
             yield
         except RUN_ERRORS as error:
-            _tell(error)
+            tell_error(error)
             raise SystemExit(1) from None
 
 
@@ -206,7 +200,7 @@ def check_positives(corpus: Corpus) -> None:
     if len(corpus.columns) < 2:
         raise ValueError(
             f"{corpus.name} must have two or three columns (sentence, positive, hard negative), got one, "
-            f"{corpus.columns[0]!r}; run_unsup.py trains on single sentences"
+            f"{corpus.columns[0]!r}; csekit train trains on single sentences"
         )
 
 

@@ -20,8 +20,12 @@ from .label import label
 from .neighbors import neighbors
 from .push import push
 from .report import report
+from .train import PassThrough, pretrain, train, train_pairs
 
 main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+main.command("train", cls=PassThrough)(train)
+main.command("train-pairs", cls=PassThrough)(train_pairs)
+main.command("pretrain", cls=PassThrough)(pretrain)
 main.command("check")(check)
 main.command("eval")(evaluate)
 main.command("compare")(compare)

@@ -1,0 +1,41 @@
+"""``csekit train``, ``csekit train-pairs`` and ``csekit pretrain``: their options are those of the trainers."""
+
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+
+class PassThrough(TyperCommand):
+    """A command that leaves all words, ``--help`` as well, to its function."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.args = list(args)
+        return []
+
+
+def train(ctx: typer.Context) -> None:
+    """Train a sentence encoder on plain text; without arguments, the demo."""
+    from csekit.trainers.scripts.launch import called
+    from csekit.trainers.scripts.train import main
+
+    with called("csekit train"):
+        raise typer.Exit(main(ctx.args))
+
+
+def train_pairs(ctx: typer.Context) -> None:
+    """Train a sentence encoder on pairs or triplets."""
+    from csekit.trainers.scripts.launch import called
+    from csekit.trainers.scripts.train_pairs import main
+
+    with called("csekit train-pairs"):
+        raise typer.Exit(main(ctx.args))
+
+
+def pretrain(ctx: typer.Context) -> None:
+    """Pre-train an encoder on plain text, new or from a checkpoint."""
+    from csekit.trainers.scripts.launch import called
+    from csekit.trainers.scripts.pretrain import main
+
+    with called("csekit pretrain"):
+        raise typer.Exit(main(ctx.args))

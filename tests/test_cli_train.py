@@ -1,0 +1,229 @@
+"""``csekit train``, ``train-pairs`` and ``pretrain``: alone, in a folder without a clone, and under a launcher."""
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+from typer.testing import CliRunner
+
+from csekit.cli import main
+from csekit.encoding import load_encoder
+from csekit.trainers.scripts import launch
+
+ROOT = Path(__file__).parents[1]
+small = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "trainers" / "small_runs.py")))
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--cpu"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("data")
+    small.write_backbone(folder / "tiny-bert")
+    small.write_texts(folder / "texts.txt", 60)
+    small.write_texts(folder / "pairs.tsv", 60, 2)
+    small.write_pairs(folder / "dev.tsv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.chdir(folder)  # there is no clone here
+        yield folder
+
+
+SIZES = ["--max_steps", "2", "--eval_steps", "2", "--per_device_train_batch_size", "8", "--report_to", "none"]
+SCORED = ["--dev_file", "dev.tsv", "--label_free_samples", "0"]
+START = ["--model_name_or_path", "tiny-bert", "--use_cpu", *SIZES]
+
+
+def run(*words: str | Path) -> Any:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def results(folder: Path) -> Any:
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def test_train(data: Path, tmp_path: Path) -> None:
+    done = run("train", *START, *SCORED, "--train_file", "texts.txt", "--output_dir", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert results(tmp_path / "run")["method"] == "simcse"
+    assert load_encoder(tmp_path / "run").encode(["a dog runs"]).shape == (1, 32)
+
+
+def test_train_pairs(data: Path, tmp_path: Path) -> None:
+    done = run("train-pairs", *START, *SCORED, "--train_file", "pairs.tsv", "--output_dir", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert results(tmp_path / "run")["config"]["projector_at_inference"] is True
+
+
+def test_pretrain(data: Path, tmp_path: Path) -> None:
+    words = [*START, "--objective", "mlm", "--block_length", "16", "--output_dir", tmp_path / "run"]
+    done = run("pretrain", *words, "--train_file", "texts.txt")
+    assert done.exit_code == 0, done.output
+    assert results(tmp_path / "run")["method"] == "pretraining"
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "run").config.hidden_size == 32
+
+
+@pytest.mark.parametrize("command", ["train", "train-pairs", "pretrain"])
+@pytest.mark.parametrize(
+    "words",
+    [["--max_steps", "-7"], ["--train_file", "nowhere.txt"], ["--method"], ["--confg", "a"], ["--", "--method"]],
+)
+def test_a_mistake_is_one_line(data: Path, tmp_path: Path, command: str, words: list[str]) -> None:
+    done = run(command, "--model_name_or_path", "tiny-bert", "--output_dir", tmp_path / "run", *words)
+    assert done.exit_code == 2
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith(f"csekit {command}: error: ")
+
+
+def test_a_preset_is_known_by_its_name(data: Path, tmp_path: Path) -> None:
+    words = ["--train_file", "texts.txt", "--output_dir", tmp_path / "run", *START, *SCORED]
+    done = run("train", "--config", "informin-roberta-base", *words)
+    assert done.exit_code == 0, done.output
+    assert results(tmp_path / "run")["config"]["objectives"][0]["weight"] == 4  # RoBERTa's
+    wrong = run("train", "--config", "informin-bert-bass", *words)
+    assert wrong.exit_code == 2
+    assert "did you mean the preset informin-bert-base" in wrong.stderr
+
+
+def test_the_list_of_commands_needs_no_torch() -> None:
+    script = "import sys; from csekit.cli import main; main(['--help'], standalone_mode=False)"
+    script += "; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert re.findall(r"^\W*(train|check|encode) ", done.stdout, re.MULTILINE) == ["train", "check", "encode"]
+
+
+# Without a clone
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel's files."""
+    folder = tmp_path_factory.mktemp("wheel")
+    layout = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "test_layout.py")))
+    wheel = layout.build("wheel", layout.copy_tree(folder / "source"), folder)
+    zipfile.ZipFile(wheel).extractall(folder / "installed")
+    return folder / "installed"
+
+
+def start(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user would: no setting of the tests' own."""
+    known = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return subprocess.run(
+        command, cwd=folder, env={**known, **environment}, capture_output=True, text=True, timeout=600
+    )
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_presets(installed: Path, data: Path) -> None:
+    words = ["train", "--config", "diffcse-bert-base", "--train_file", "nowhere.txt", "--output_dir", "never"]
+    done = start([sys.executable, "-m", "csekit", *words], data, PYTHONPATH=str(installed))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "csekit train: error: train_file nowhere.txt does not exist"
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_the_demo(installed: Path, tmp_path: Path) -> None:
+    environment = {"PYTHONPATH": str(installed), "CSEKIT_CACHE": str(tmp_path / "cache")}
+    done = start([sys.executable, "-m", "csekit", "train", "--max_steps", "4"], tmp_path, **environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "csekit train --model_name_or_path" in done.stdout
+    assert (tmp_path / "runs" / "demo" / "modules.json").is_file()
+
+
+# Under a launcher
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_run(data: Path, tmp_path: Path) -> None:
+    words = [*START, *SCORED, "--train_file", "texts.txt", "--output_dir", str(tmp_path / "run"), "--do_predict", "no"]
+    done = start([*TORCHRUN, "-m", "csekit", "train", *words], data)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = results(tmp_path / "run")
+    cores = min(psutil.cpu_count(logical=False), len(os.sched_getaffinity(0)))
+    assert found["environment"]["threads"] == max(1, cores // 2)
+    state = json.loads((tmp_path / "run/training/trainer_state.json").read_text(encoding="utf-8"))
+    assert state["global_step"] == 2
+    assert len(list((tmp_path / "run/training/checkpoint-2").glob("rng_state_*.pth"))) == 2
+
+
+def test_a_mistake_under_torchrun_is_told_once(data: Path) -> None:
+    """Each process told it, and its traceback stood beside it."""
+    done = start([*TORCHRUN, "-m", "csekit", "train", "--method", "nothing"], data)
+    assert done.returncode != 0
+    assert len(re.findall("^csekit train: error: ", done.stderr, re.MULTILINE)) == 1, done.stderr[-3000:]
+    assert "csekit/trainers" not in done.stderr  # no frame of ours
+    assert set(re.findall(r"exitcode *: (-?\d+)", done.stderr)) <= {"2", "-15"}
+    assert re.search(r"exitcode *: 2", done.stderr)
+
+
+@pytest.mark.slow
+def test_a_mistake_under_accelerate_is_one_line(data: Path, tmp_path: Path) -> None:
+    words = ["--model_name_or_path", "tiny-bert", "--train_file", "nowhere.txt", "--output_dir", str(tmp_path)]
+    told = ["--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    done = start([*ACCELERATE, "--quiet", *told, "-m", "csekit", "train", *words], data)
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if "num_cpu_threads" not in line][-1:] == [
+        "csekit train: error: train_file nowhere.txt does not exist"
+    ]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """``launched(before, own, *words)``: threads of a process, from the launcher's environment, its own, and the
+    launcher's words."""
+
+    def call(before: dict[str, str], own: dict[str, str], *words: str) -> int:
+        parent = SimpleNamespace(environ=lambda: before, cmdline=lambda: list(words))
+        monkeypatch.setattr(psutil, "Process", lambda pid: parent)
+        monkeypatch.setattr(psutil, "cpu_count", lambda logical: 6)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+        threads = [1]
+        monkeypatch.setattr(torch, "set_num_threads", threads.append)
+        for name in ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in own.items():
+            monkeypatch.setenv(name, value)
+        launch.use_all_cores()
+        return threads[-1]
+
+    return call
+
+
+TORCH = {"TORCHELASTIC_RUN_ID": "a", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("before", "own", "words", "threads"),
+    [
+        ({}, {"OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}, [], 6),
+        ({}, {"OMP_NUM_THREADS": "1", **TORCH}, [], 3),
+        ({}, {"OMP_NUM_THREADS": "1", **TORCH, "LOCAL_WORLD_SIZE": "16"}, [], 1),
+        ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1", **TORCH}, [], 1),  # the user's
+        ({}, {"OMP_NUM_THREADS": "4", **TORCH}, [], 1),
+        ({}, {"OMP_NUM_THREADS": "1"}, [], 1),  # a shell with OMP_NUM_THREADS=1 in front of the command
+        (TORCH, {"OMP_NUM_THREADS": "1", **TORCH}, [], 1),  # a script under the launcher that set it
+        ({}, {"OMP_NUM_THREADS": "1", **TORCH}, ["accelerate", "--num_cpu_threads_per_process=1"], 1),
+        ({}, {"OMP_NUM_THREADS": "1", **TORCH}, ["accelerate", "--num-cpu-threads-per-process", "1"], 1),
+    ],
+)
+def test_threads_that_a_launcher_set_are_shared_out(
+    launched: Callable[..., int], before: dict[str, str], own: dict[str, str], words: list[str], threads: int
+) -> None:
+    assert launched(before, own, *words) == threads
