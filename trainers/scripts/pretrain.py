@@ -32,6 +32,9 @@ from csekit.trainers.scripts.pretraining_runs import (
 )
 from csekit.trainers.scripts.runs import one_line_errors, run_folder
 
+_ABOUT = """Pre-train an encoder on plain text: a checkpoint, or with --vocab_size or --tokenizer_name a new one.
+For example: --model_name_or_path bert-base-uncased --train_file sentences.txt --output_dir runs/stage1"""
+
 
 @one_line_errors()
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     started = time.monotonic()
     use_all_cores()
-    run, args = parse_pretrain_arguments(argv)
+    run, args = parse_pretrain_arguments(argv, _ABOUT)
 
     with one_line_errors():
         run.check()

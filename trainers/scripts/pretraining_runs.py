@@ -24,7 +24,8 @@ from csekit.trainers.data.corpora import Corpus, load_corpus
 from csekit.trainers.data.tokenizer_training import train_tokenizer
 from csekit.trainers.pretraining import PretrainingTrainer, small_budget_init_
 from csekit.trainers.run_record import changed_arguments, history
-from csekit.trainers.scripts.run_arguments import CorpusArguments, parse_arguments
+from csekit.trainers.scripts.help_text import Section
+from csekit.trainers.scripts.run_arguments import CorpusArguments, build_parser, parse_arguments
 
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
@@ -89,10 +90,17 @@ class PretrainRunArguments(CorpusArguments):
             raise ValueError(f"model_type must be 'bert' for small_budget_init, got {self.model_type!r}")
 
 
-def parse_pretrain_arguments(argv: Sequence[str] | None = None) -> tuple[PretrainRunArguments, PretrainingArguments]:
-    """Parse a command line of pre-training; errors as in :func:`parse_run_arguments`."""
-    run, args, _ = parse_arguments((PretrainRunArguments, PretrainingArguments), argv)
+def parse_pretrain_arguments(
+    argv: Sequence[str] | None = None, about: str = ""
+) -> tuple[PretrainRunArguments, PretrainingArguments]:
+    """Parse a command line of pre-training; arguments and errors as in :func:`parse_run_arguments`."""
+    run, args, _ = parse_arguments((PretrainRunArguments, PretrainingArguments), argv, about=about)
     return run, args
+
+
+def pretrain_sections() -> list[Section]:
+    """Return the options of pre-training in groups, as ``--help`` shows them."""
+    return build_parser((PretrainRunArguments, PretrainingArguments)).sections()
 
 
 def load_texts(run: PretrainRunArguments) -> tuple[Corpus, list[str], list[str]]:

@@ -8,10 +8,11 @@ import difflib
 import math
 import re
 import reprlib
+import shutil
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +27,12 @@ from csekit.evaluation.transfer_data import resolve_transfer
 from csekit.modeling import METHODS, OBJECTIVES, CSEConfig
 from csekit.modeling.settings import check_number
 from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
+from csekit.trainers.scripts.help_text import Details, Group, Section, argument_texts, first_line, render, sections
 from csekit.trainers.scripts.launch import program, tell_error
+
+_HELP = {"-h", "--help", "--help_all"}
+
+_CONTRAST = "The contrast of every method: two views of a sentence against the other sentences of the batch."
 
 #: csekit's presets, in a clone and in the installed package.
 PRESETS = Path(__file__).resolve().parents[2] / "examples" / "configs"
@@ -65,7 +71,10 @@ class CorpusArguments:
 class RunArguments(CorpusArguments):
     """Arguments of contrastive training: method, data, evaluation sets."""
 
-    method: str = field(default="simcse", metadata={"help": f"One of {', '.join(METHODS)}."})
+    method: str = field(
+        default="simcse",
+        metadata={"help": f"One of {', '.join(METHODS)}. --method NAME --help shows the options of a method."},
+    )
     imports: list[str] | None = field(
         default=None,
         metadata={
@@ -233,7 +242,7 @@ def _early(argv: Sequence[str], preset: dict[str, Any]) -> tuple[str, list[str] 
     parser = _OneLine(add_help=False, allow_abbrev=False)
     parser.add_argument("--method", default=preset.get("method", "simcse"))
     parser.add_argument("--objectives", nargs="*", default=preset.get("objectives"))
-    known, _ = parser.parse_known_args([argument for argument in argv if argument not in ("-h", "--help")])
+    known, _ = parser.parse_known_args([argument for argument in argv if argument not in _HELP])
     named = {*preset, *(word.removeprefix("--").split("=")[0] for word in argv if word.startswith("--"))}
     added = [name for name in OBJECTIVES if f"{name}_weight" in named]
     objectives = known.objectives
@@ -255,7 +264,27 @@ class _OneLine(argparse.ArgumentParser):
 
 
 class _Parser(_OneLine, HfArgumentParser):
-    """The parser of dataclasses."""
+    """The parser of a training command, with help of its own."""
+
+    about = ""
+    details: Callable[[], Details] = Details
+
+    def sections(self, full: bool = False) -> list[Section]:
+        """Return the options in groups; with ``full`` those of Transformers as well."""
+        return sections(self, self.details(), full)
+
+    def format_help(self, full: bool = False) -> str:
+        about = f"\n{self.about}\n" if self.about else ""
+        text = render(self.sections(full), shutil.get_terminal_size().columns)
+        return f"usage: {self.prog} [options]\n{about}\n{text}"
+
+
+class _HelpAll(argparse.Action):
+    """``--help_all``: the help with all of Transformers' arguments."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(parser.format_help(full=True), end="")  # type: ignore[call-arg]
+        parser.exit()
 
 
 def _whole(text: Any) -> int:
@@ -277,20 +306,24 @@ class ExtraFields:
     """Arguments of a command line that are fields of no dataclass.
 
     Arguments:
-        title: title of their group in ``--help``.
         types: the type of each argument by name.
         lists: names of those that take several words.
         hint: returns a hint for an unknown name, or an empty text.
+        details: returns their groups and texts in ``--help``.
     """
 
-    title: str
     types: dict[str, type]
     lists: tuple[str, ...] = ()
     hint: Callable[[str], str] = lambda name: ""
+    details: Callable[[], Details] = Details
 
 
-def build_parser(kinds: Sequence[type], extra: ExtraFields | None = None) -> HfArgumentParser:
-    """Return the parser of dataclasses and further arguments. Further arguments that are not set have no value."""
+def build_parser(kinds: Sequence[type], extra: ExtraFields | None = None, about: str = "") -> "_Parser":
+    """Return the parser of dataclasses and further arguments. Further arguments that are not set have no value.
+
+    Arguments:
+        about: what the command does, for ``--help``.
+    """
     parser = _Parser(list(kinds), prog=program(), allow_abbrev=False)  # type: ignore[arg-type]
     parser.register("type", int, _whole)
     parser.register("type", float, _decimal)
@@ -299,15 +332,17 @@ def build_parser(kinds: Sequence[type], extra: ExtraFields | None = None) -> HfA
         help="Preset: one of csekit's by name (simcse-bert-base), or a YAML file with these names; "
         "the command line wins.",
     )
+    parser.add_argument("--help_all", action=_HelpAll, nargs=0, help="Show Transformers' other arguments as well.")
+    parser.about = about
     if extra is not None:
-        group = parser.add_argument_group(extra.title)
+        parser.details = extra.details
         for name, kind in extra.types.items():
             options: dict[str, Any] = {"type": kind, "metavar": kind.__name__}
             if kind is bool:
                 options = {"type": string_to_bool, "metavar": "bool", "nargs": "?", "const": True}
             elif name in extra.lists:
                 options = {"nargs": "*"}
-            group.add_argument(f"--{name}", default=argparse.SUPPRESS, **options)
+            parser.add_argument(f"--{name}", default=argparse.SUPPRESS, **options)
     return parser
 
 
@@ -316,6 +351,7 @@ def parse_arguments(
     argv: Sequence[str] | None = None,
     defaults: dict[str, Any] | None = None,
     extra: Callable[[Sequence[str], dict[str, Any]], ExtraFields] | None = None,
+    about: str = "",
 ) -> tuple[Any, ...]:
     """Parse the command line of a training script. It overrides the preset (``--config``), which overrides defaults.
 
@@ -324,6 +360,7 @@ def parse_arguments(
         argv: the words; default: those of the process.
         defaults: values that preset and command line override.
         extra: returns from words and preset the arguments that are fields of no dataclass.
+        about: what the command does, for ``--help``.
 
     Returns:
         an instance of each dataclass, and the values of the extra arguments that were set. An error ends the process
@@ -338,8 +375,8 @@ def parse_arguments(
         if "import" in preset:  # a keyword of Python, so no field can have this name
             preset["imports"] = preset.pop("import")
         more = extra(argv, preset) if extra is not None else None
-        parser = build_parser(kinds, more)
-        known = {action.dest for action in parser._actions} - {"help", "config"}
+        parser = build_parser(kinds, more, about)
+        known = {action.dest for action in parser._actions} - {"help", "help_all", "config"}
         for name in preset:
             if name not in known:
                 raise ValueError(f"{config_path or 'defaults'}: {_unknown(str(name), known, more)}")
@@ -363,20 +400,26 @@ def _filled(parser: HfArgumentParser, count: int, argv: list[str]) -> tuple[Any,
 
 
 def parse_run_arguments(
-    argv: Sequence[str] | None = None, defaults: dict[str, Any] | None = None
+    argv: Sequence[str] | None = None, defaults: dict[str, Any] | None = None, about: str = ""
 ) -> tuple[RunArguments, CSETrainingArguments, dict[str, Any]]:
     """Parse a command line of contrastive training.
 
     Arguments:
         argv: the words; default: those of the process.
         defaults: values that preset and command line override.
+        about: what the command does, for ``--help``.
 
     Returns:
         (run arguments, training arguments, fields for ``from_backbone``). An error ends the process with status 2 and
         one line that names the argument, its value and the allowed values.
     """
-    run, args, own = parse_arguments((RunArguments, CSETrainingArguments), argv, defaults, _method_extra)
+    run, args, own = parse_arguments((RunArguments, CSETrainingArguments), argv, defaults, _method_extra, about)
     return run, args, own
+
+
+def run_sections(*words: str) -> list[Section]:
+    """Return the options of contrastive training in groups, as ``--help`` shows them beside these words."""
+    return build_parser((RunArguments, CSETrainingArguments), _method_extra([*words, "--help"], {})).sections()
 
 
 def _output_dir(argv: Sequence[str], preset: dict[str, Any]) -> str:
@@ -397,7 +440,7 @@ def _method_extra(argv: Sequence[str], preset: dict[str, Any]) -> ExtraFields:
     except ValueError as error:
         raise ValueError(f"{error}{needed}") from None
     config = METHODS[method].config_class
-    if imports and not {"-h", "--help"} & set(argv):
+    if imports and not _HELP & set(argv):
         check_imports(imports, [o.name for o in config.default_objectives()] if objectives is None else objectives)
     if config is CSEConfig:
         own["objectives"] = list
@@ -411,7 +454,38 @@ def _method_extra(argv: Sequence[str], preset: dict[str, Any]) -> ExtraFields:
                 )
         return f" for method {method!r}{needed}"
 
-    return ExtraFields(f"fields of {config.__name__}", own, ("objectives",), hint)
+    return ExtraFields(own, ("objectives",), hint, lambda: _method_details(method, objectives, own))
+
+
+def _method_details(method: str, objectives: list[str] | None, names: Iterable[str]) -> Details:
+    """Return groups, texts and defaults of a method's options; the contrast first, then each objective.
+
+    Arguments:
+        objectives: names of the objectives; None means the method's own.
+        names: the options.
+    """
+    kind = METHODS[method].config_class
+    config = kind() if objectives is None else kind(objectives=objectives)
+    contrast = [name for name in CSEConfig.__annotations__ if name in names and name != "objectives"]
+    groups = [Group(f"Method {method}", _CONTRAST, contrast)]
+    texts = argument_texts(CSEConfig) | {"objectives": f"Of method joint: one or more of {', '.join(OBJECTIVES)}."}
+    defaults = {name: getattr(config, name) for name in contrast}
+    aliases: dict[str, str] = {}
+    for objective in config.objectives:
+        told = argument_texts(type(objective))
+        own = [f"{objective.name}_{field}" for field, of in objective.field_types().items() if of is not dict]
+        for name in own:
+            field = name.removeprefix(f"{objective.name}_")
+            texts[name], defaults[name] = told.get(field, ""), getattr(objective, field, None)
+            if field in names and field not in kind.__dataclass_fields__:
+                aliases[name] = field
+        groups.append(Group(f"Objective {objective.name}", first_line(OBJECTIVES[objective.name]), own))
+    others = [f"{name}_weight" for name in OBJECTIVES if name not in [o.name for o in config.objectives]]
+    texts |= {name: first_line(OBJECTIVES[name.removesuffix("_weight")]) for name in others}
+    groups.append(
+        Group("Further objectives", "A weight above 0 adds one to the method, with its own options.", others)
+    )
+    return Details(groups, texts, defaults, aliases)
 
 
 def _unknown(name: str, known: set[str], extra: ExtraFields | None) -> str:

@@ -23,6 +23,9 @@ from csekit.trainers.scripts.runs import load_data, make_trainer, one_line_error
 #: Scored pairs of the demo, in a clone and in the installed package.
 _PAIRS = Path(__file__).resolve().parents[2] / "examples" / "demo"
 
+_ABOUT = """Train a sentence encoder on plain text, without labels. Without encoder and text it runs the demo.
+For example: --model_name_or_path bert-base-uncased --train_file sentences.txt --output_dir runs/my-encoder"""
+
 _REAL_RUN = """For a real run:
   csekit train --model_name_or_path bert-base-uncased --train_file sentences.txt
   (or --dataset_name NAME from the Hub; --data_dir SentEval/data for STS-B dev and the STS test sets)"""
@@ -41,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     started = time.monotonic()
     use_all_cores()
-    run, args, fields = parse_run_arguments(argv)
+    run, args, fields = parse_run_arguments(argv, about=_ABOUT)
     if demo := run.is_empty:  # no encoder and no corpus named: the demo
-        run, args, fields = parse_run_arguments(argv, defaults=DEMO)
+        run, args, fields = parse_run_arguments(argv, defaults=DEMO, about=_ABOUT)
         run.overwrite |= args.output_dir == DEMO["output_dir"]  # the demo replaces its own earlier run
 
     with run_folder(run, args):

@@ -26,6 +26,9 @@ from csekit.trainers.scripts.runs import (
     train_and_score,
 )
 
+_ABOUT = """Train a sentence encoder on pairs or triplets: sentence, positive and, where there is one, hard negative.
+For example: --model_name_or_path bert-base-uncased --train_file nli.csv --columns sent0 sent1 hard_neg"""
+
 
 @one_line_errors()
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     started = time.monotonic()
     use_all_cores()
-    run, args, fields = parse_run_arguments(argv, defaults=SUPERVISED)
+    run, args, fields = parse_run_arguments(argv, defaults=SUPERVISED, about=_ABOUT)
     with one_line_errors():
         run.check()
     with run_folder(run, args):

@@ -249,7 +249,7 @@ def test_help_lists_the_fields_of_the_method(capsys: pytest.CaptureFixture) -> N
     text = capsys.readouterr().out
     assert end.value.code == 0
     for name in (
-        "fields of InforMinConfig",
+        "Method informin",
         "--reconstruction_weight",
         "--temperature",
         "--train_file",
