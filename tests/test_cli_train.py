@@ -149,6 +149,17 @@ def test_the_wheel_runs_the_demo(installed: Path, tmp_path: Path) -> None:
 # Under a launcher
 
 
+def test_an_error_of_another_process_alone_is_told_with_its_number(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(launch.time, "sleep", waited.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    done = run("train", "--method", "nothing")
+    assert done.stderr.startswith("csekit train: process 1: error: method must be one of")
+    assert waited == [launch._WAIT]
+
+
 @pytest.mark.slow
 def test_two_processes_train_one_run(data: Path, tmp_path: Path) -> None:
     words = [*START, *SCORED, "--train_file", "texts.txt", "--output_dir", str(tmp_path / "run"), "--do_predict", "no"]
@@ -162,11 +173,12 @@ def test_two_processes_train_one_run(data: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "run/training/checkpoint-2").glob("rng_state_*.pth"))) == 2
 
 
+@pytest.mark.slow
 def test_a_mistake_under_torchrun_is_told_once(data: Path) -> None:
     """Each process told it, and its traceback stood beside it."""
     done = start([*TORCHRUN, "-m", "csekit", "train", "--method", "nothing"], data)
     assert done.returncode != 0
-    assert len(re.findall("^csekit train: error: ", done.stderr, re.MULTILINE)) == 1, done.stderr[-3000:]
+    assert len(re.findall("^csekit train: .*error: ", done.stderr, re.MULTILINE)) == 1, done.stderr[-3000:]
     assert "csekit/trainers" not in done.stderr  # no frame of ours
     assert set(re.findall(r"exitcode *: (-?\d+)", done.stderr)) <= {"2", "-15"}
     assert re.search(r"exitcode *: 2", done.stderr)

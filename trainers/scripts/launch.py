@@ -23,8 +23,8 @@ _NAME: ContextVar[str | None] = ContextVar("name", default=None)
 #: Variables that a launcher sets for the processes that it starts.
 _LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 
-#: Seconds that the other processes wait with an error, which process 0 may have as well.
-_WAIT = 5.0
+#: Seconds that the other processes wait with an error. Within them the launcher ends them if process 0 has it as well.
+_WAIT = 30.0
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def tell_error(error: object) -> None:
     """Print an error in one line on stderr, also beside a progress bar.
 
     Process 0 of each machine prints at once; its launcher then ends the others. An error that process 0 does not have
-    is printed by its own process some seconds later.
+    is printed by its own process half a minute later.
     """
     logger.debug("the traceback:", exc_info=True)
     rank = os.environ.get("LOCAL_RANK", "0")
