@@ -98,7 +98,7 @@ AFTER_METHOD = (
     Group(
         "Objectives",
         "How the auxiliary objectives are trained.",
-        ("objective_learning_rate", "objective_warmup_steps", "objectives_from", "mask_contrastive_input"),
+        ("objective_learning_rate", "objective_warmup_steps", "objectives_from", "teachers", "mask_contrastive_input"),
     ),
     Group(
         "Training",
