@@ -104,7 +104,17 @@ def script_options(script: str) -> list[str]:
         if pretraining
         else [f"--{name}" for name in method_fields("joint", ["mlm", "reconstruction", "rtd", "dcm"])]
     )
-    left_out = {"--help", "-h", "--import", "--imports", "--push_to_hub", "--fsdp", "--deepspeed", "--torch_compile"}
+    left_out = {
+        "--help",
+        "--help_all",
+        "-h",
+        "--import",
+        "--imports",
+        "--push_to_hub",
+        "--fsdp",
+        "--deepspeed",
+        "--torch_compile",
+    }
     left_out |= {name for name in names if name.startswith(("--torch_compile", "--dataloader_num", "--full_det"))}
     return sorted({*names, *every} - left_out)
 
