@@ -77,6 +77,18 @@ def test_pretrain(data: Path, tmp_path: Path) -> None:
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / "run").config.hidden_size == 32
 
 
+def test_without_encoder_and_text_it_is_the_demo(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo's pairs are found from any folder; its encoder is a tiny one here."""
+    encoder = small.write_backbone(tmp_path / "demo-encoder")
+    small.write_texts(encoder / "sentences.txt", 60)
+    monkeypatch.setattr("csekit.trainers.scripts.demo.demo_encoder", lambda cache: encoder)
+    monkeypatch.chdir(tmp_path)
+    done = run("train", *SIZES, "--use_cpu", "--label_free_samples", "0")
+    assert done.exit_code == 0, done.output
+    assert "csekit train --model_name_or_path" in done.stdout
+    assert results(tmp_path / "runs" / "demo")["test"]["tasks"]["test"]["n"] == 150
+
+
 @pytest.mark.parametrize("command", ["train", "train-pairs", "pretrain"])
 @pytest.mark.parametrize(
     "words",
