@@ -151,7 +151,7 @@ def test_the_wheel_holds_the_presets(installed: Path, data: Path) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_runs_the_demo(installed: Path, tmp_path: Path) -> None:
-    environment = {"PYTHONPATH": str(installed), "CSEKIT_CACHE": str(tmp_path / "cache")}
+    environment = {"PYTHONPATH": str(installed), "CSEKIT_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     done = start([sys.executable, "-m", "csekit", "train", "--max_steps", "4"], tmp_path, **environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "csekit train --model_name_or_path" in done.stdout
