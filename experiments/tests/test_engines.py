@@ -61,6 +61,7 @@ def start(bench: Any) -> "subprocess.Popen[bytes]":
     return process
 
 
+@pytest.mark.slow
 def test_ray_runs_a_plan_with_dependencies_and_notes_a_failed_trial(
     with_ray: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -267,6 +267,7 @@ def test_names() -> None:
         text_column(Path("nowhere.txt"))
 
 
+@pytest.mark.slow
 def test_two_workers_keep_the_order(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
     encoder = load_encoder(tiny_folder, pooling="cls", device="cpu")
     plain = encoder.encode(TEXTS)

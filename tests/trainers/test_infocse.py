@@ -82,6 +82,7 @@ def test_a_run(run: Callable[..., CSETrainer], tmp_path: Path) -> None:
     assert all(torch.equal(value, trainer.model.state_dict()[name]) for name, value in again.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields", [{}, {"detach": False, "contrastive_weight": 0.0, "gradient": "plain"}], ids=["default", "no contrast"]
 )

@@ -59,6 +59,7 @@ def test_a_run(run: Callable[..., CSETrainer]) -> None:
     np.testing.assert_allclose(found, ours, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, DENOISING], ids=["causal", "denoising"])
 def test_a_resumed_run_ends_bitwise_like_one_that_was_not(
     run: Callable[..., CSETrainer], fields: dict[str, Any]

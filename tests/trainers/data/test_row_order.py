@@ -25,6 +25,7 @@ def test_shuffled_rows_are_those_of_accelerate(monkeypatch: pytest.MonkeyPatch, 
     assert sorted(orders[1]) == list(range(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data_seed", [None, 3])
 def test_the_batches_of_a_trainer(
     small_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_seed: int | None
