@@ -222,8 +222,8 @@ def load_tokenizer(source: str | Path, rows: int | None, pooling: str | None) ->
 def check_vocabulary(source: str | Path, tokenizer: PreTrainedTokenizerBase, rows: int | None) -> None:
     """Raise ValueError where the tokenizer has tokens without word embeddings or leaves many embeddings without one.
 
-    Tokens that were added to a tokenizer (special tokens among them) may be without an embedding. 127 rows or 1 % of
-    them may be without a token, but never half.
+    Tokens that were added to a tokenizer (special tokens among them) may be without an embedding, but not those for
+    padding and for unknown words. 127 rows or 1 % of them may be without a token, but never half.
     """
     if rows is None:
         return
@@ -234,6 +234,12 @@ def check_vocabulary(source: str | Path, tokenizer: PreTrainedTokenizerBase, row
             f"{source}: the tokenizer has {tokens:,} tokens and the model {rows:,} word embeddings: the folder lacks "
             "its tokenizer, or has another model's"
         )
+    for name in ("pad_token", "unk_token"):
+        if (number := getattr(tokenizer, f"{name}_id")) is not None and number >= rows:
+            raise ValueError(
+                f"{source}: {name} {getattr(tokenizer, name)!r} has number {number:,}, and the model {rows:,} word "
+                "embeddings: name another token in tokenizer_config.json"
+            )
 
 
 def check_files(source: str | Path) -> None:

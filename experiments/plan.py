@@ -44,6 +44,7 @@ _PLAN_KEYS |= {"name", "makes", "device", "baseline", "margins", "max_minutes", 
 #: Arguments that the runner sets.
 _OWN = ("seed", "do_predict", "output_dir", "resume_from_checkpoint")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]*")
+_ARGUMENT = re.compile(r"[A-Za-z_]\w*(-\w+)*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -307,6 +308,11 @@ def _experiment(
         if not isinstance(values, dict if named else list) or not values:
             wanted = "a mapping of arguments" if named else "a list of values"
             raise PlanError(f"experiments.{name}.grid.{key} must be {wanted}, got {values!r}")
+        if not named and not _ARGUMENT.fullmatch(str(key)):
+            raise PlanError(f"experiments.{name}.grid must name arguments of the script, got {key!r}")
+    seeds = [int(seed) for seed in pick("seeds", [42])]
+    if not seeds:
+        raise PlanError(f"experiments.{name}.seeds must hold at least one seed, got none")
     script = "" if own.get("command") else str(pick("script", ""))
     if not own.get("command") and not os.path.isfile(script):
         raise PlanError(f"experiments.{name}.script must be a file, got {script!r} (seen from {Path.cwd()})")
@@ -330,7 +336,7 @@ def _experiment(
         grid=grid,
         grid_steps=None if "max_steps" in overrides else pick("grid_steps", None),
         final_arguments=final_arguments,
-        seeds=[int(seed) for seed in pick("seeds", [42])],
+        seeds=seeds,
         trials={trial: dict(given or {}) for trial, given in (own.get("trials") or {}).items()},
         command=tuple(str(word) for word in own.get("command") or ()),
         run_name=own.get("run_name", "run"),

@@ -27,7 +27,7 @@ def compile_layers(model: nn.Module, backend: str = "inductor", mode: str | None
         the number of compiled layers.
 
     Raises:
-        ValueError: no encoder has a list of layers.
+        ValueError: no encoder has a list of layers; the backend does not know the mode.
     """
     if not fast():
         return 0
@@ -36,7 +36,11 @@ def compile_layers(model: nn.Module, backend: str = "inductor", mode: str | None
     if not found:
         raise ValueError(f"torch_compile must be off: {type(model).__name__} has no list of layers to compile")
     for layer in found:
-        layer.compile(**options)
+        try:
+            layer.compile(**options)
+        except RuntimeError as error:  # inductor knows its modes
+            reason = " ".join(str(error).split())
+            raise ValueError(f"torch_compile_mode must be one of the backend's, got {mode!r}: {reason}") from None
     return len(found)
 
 

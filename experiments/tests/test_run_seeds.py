@@ -319,6 +319,8 @@ def test_p_values_are_counted_in_the_resamples(finished: Any) -> None:
         ({"script": "no/such.py"}, "script must be a file"),
         ({"baseline": "three"}, "baseline must be one of"),
         ({"grid": {"learning_rate": 1e-4}}, "must be a list"),
+        ({"grid": {"a\0[": [1]}}, "must name arguments of the script"),
+        ({"seeds": []}, "seeds must hold at least one seed, got none"),
         ({"experiments": {"../up": {}}}, "becomes a folder"),
         ({"experiments": {"one": {"grid": {"a": [1]}, "trials": {"b": {}}}}}, "one of grid, trials and command"),
         ({"tables": {"t": {"rows": [{"trial": "one/no"}]}}}, "is no trial of this plan"),

@@ -85,6 +85,10 @@ def take_a_larger_tokenizer(folder: Path) -> None:
     file.write_text(json.dumps(content))
 
 
+def pad_with_an_unknown_token(folder: Path) -> None:
+    edit_json(folder / "tokenizer_config.json", pad_token="[OTHER]")
+
+
 def drop_the_post_processor(folder: Path) -> None:
     edit_json(folder / "tokenizer.json", post_processor=None)
     edit_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
@@ -101,6 +105,7 @@ def drop_the_post_processor(folder: Path) -> None:
         (write_infinity, f"1 weights hold NaN or infinite values: {KEY}"),
         (drop_the_tokenizer, "the tokenizer has 5 tokens and the model 27 word embeddings"),
         (take_a_larger_tokenizer, "the tokenizer has 47 tokens and the model 27 word embeddings"),
+        (pad_with_an_unknown_token, "pad_token '[OTHER]' has number 27, and the model 27 word embeddings"),
         (drop_the_post_processor, "pooling 'cls' reads the first token, and this tokenizer puts none"),
     ],
 )

@@ -86,3 +86,9 @@ def test_dropout_is_in_the_graph(checkpoint, make_batch):
 def test_what_has_no_layers_is_refused():
     with pytest.raises(ValueError, match="torch_compile must be off: Linear has no list of layers"):
         compile_layers(torch.nn.Linear(2, 2))
+
+
+def test_an_unknown_mode_is_one_line(checkpoint):
+    model = CSEModel.from_backbone(checkpoint("bert"))
+    with pytest.raises(ValueError, match="torch_compile_mode must be .* got 'fastest.*': .* should be one of"):
+        compile_layers(model, "inductor", "fastest\n")

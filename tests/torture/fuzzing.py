@@ -225,7 +225,7 @@ def changed(draw: Any, base: Any) -> Any:
             holder[key] = [holder[key]]
         elif how == "deep":
             deep: Any = []
-            for _ in range(draw(st.sampled_from([5, 150, 400]))):
+            for _ in range(draw(st.sampled_from([5, 150]))):
                 deep = [deep]
             holder[key] = deep
         elif how == "rename" and isinstance(holder, dict):
