@@ -137,8 +137,11 @@ class TextEncoder:
         prompt: text that ``encode`` puts before every sentence; None: the model's default.
         role: ``query`` or ``document`` in a copy that ``for_role`` made, else None.
         similarity_fn_name: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``: the similarity of the training.
+        loading: what ``load_encoder`` was told: ``model``, and ``pooling``, ``max_length`` and ``prompt_template``
+            where given.
     """
 
+    loading: Mapping[str, Any] = MappingProxyType({})
     prompts: Mapping[str, str] = MappingProxyType({})
     prompt: str | None = None
     role: str | None = None

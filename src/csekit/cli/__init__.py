@@ -20,6 +20,7 @@ from .label import label
 from .neighbors import neighbors
 from .push import push
 from .report import report
+from .search import search
 from .train import PassThrough, pretrain, train, train_pairs
 
 main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -36,6 +37,7 @@ main.command("geometry")(geometry)
 main.command("figures")(figures)
 main.command("encode")(encode)
 main.command("merge")(merge)
+main.command("search")(search)
 main.command("card")(card)
 main.command("push")(push)
 main.command("export")(export)
