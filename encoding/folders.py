@@ -13,6 +13,7 @@ from torch import nn
 from csekit.encoding.json_files import read_json
 from csekit.encoding.pretrained import check_finite_weights
 from csekit.encoding.schema import Schema, check_schema
+from csekit.encoding.unfinished import interrupted_run
 from csekit.modeling.drafts import is_unfinished
 from csekit.modeling.export import TEMPLATE_POOLING
 
@@ -78,7 +79,7 @@ def metadata_folder(path_or_id: str | Path) -> Path:
 
     Raises:
         FileNotFoundError: there is no such folder, and the Hub has no such model or cannot be reached.
-        ValueError: the encoder there is unfinished.
+        ValueError: the encoder there is unfinished, or belongs to a run that was interrupted.
     """
     folder = Path(path_or_id).expanduser()
     if folder.is_dir():
@@ -87,6 +88,8 @@ def metadata_folder(path_or_id: str | Path) -> Path:
                 f"{folder}: the encoder in it is unfinished, its writer was killed or is still at work: write it "
                 "again, for a run with --resume_from_checkpoint True"
             )
+        if (told := interrupted_run(folder)) is not None:
+            raise ValueError(told)
         return folder
     if folder.is_absolute() or str(path_or_id).startswith((".", "~")) or len(folder.parts) > 2:
         raise FileNotFoundError(f"path must be a model folder or a Hub id, got {str(path_or_id)!r}: no such folder")
