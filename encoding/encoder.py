@@ -182,7 +182,7 @@ class TextEncoder:
         size = CHUNK if num_workers == 1 else min(CHUNK, -(-len(distinct) // (4 * max(1, num_workers))))
         chunks = [distinct[start : start + size] for start in range(0, len(distinct), size)]
         embeddings: np.ndarray | None = None
-        with tqdm(total=len(distinct), unit="texts", disable=not progress) as bar:
+        with tqdm(total=len(distinct), desc="encode", unit=" texts", disable=not progress) as bar:
             found = self.encode_chunks(chunks, num_workers, bar.update)
             for chunk, rows_nH in zip(chunks, found, strict=True):
                 if embeddings is None:
@@ -254,6 +254,10 @@ class TextEncoder:
         if prompt is None and role is not None:
             encoder.prompt = next((self.prompts[name] for name in ROLE_PROMPTS[role] if name in self.prompts), "")
         return encoder
+
+    def __repr__(self) -> str:
+        settings = {name: value for name, value in self.describe().items() if value is not None}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
     def describe(self) -> dict[str, Any]:
         """Return what results files record about the encoder; prompts and similarity only if not the default."""

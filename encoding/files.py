@@ -244,7 +244,9 @@ def _go_on(
         write_record(path, record)
     with (
         open_sink(target, form["kind"], form["dtype"], total, place["start"], record["done"]) as sink,
-        tqdm(total=total, initial=record["done"], unit=" sentences", disable=not progress) as bar,
+        tqdm(
+            total=total, initial=record["done"], desc=f"encode {source.path.name}", unit=" rows", disable=not progress
+        ) as bar,
         closing(encoder.encode_chunks(chunks, num_workers, bar.update)) as found,
     ):
         for rows_nH in found:

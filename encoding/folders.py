@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from csekit.encoding.hub import hub_or_cache
 from csekit.encoding.json_files import read_json
 from csekit.encoding.pretrained import check_finite_weights
 from csekit.encoding.schema import Schema, check_schema
@@ -97,7 +98,10 @@ def metadata_folder(path_or_id: str | Path) -> Path:
 
     try:
         patterns = ["*.json", "*.txt", "*.model", "*.jinja", "?_*/*"]
-        return Path(snapshot_download(str(path_or_id), allow_patterns=patterns))
+        with hub_or_cache(path_or_id):
+            return Path(snapshot_download(str(path_or_id), allow_patterns=patterns))
+    except FileNotFoundError:
+        raise
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FileNotFoundError(f"{str(path_or_id)!r} is no folder, and the Hub did not give it: {reason}") from error

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
+from csekit.encoding.hub import hub_or_cache
 from csekit.encoding.imports import import_hint
 from csekit.encoding.unfinished import interrupted_run
 from csekit.modeling.quiet import quiet_weights
@@ -61,12 +62,15 @@ def load_pretrained(auto_class: Any, source: str | Path, **options: Any) -> Any:
 
     Raises:
         ValueError: the class cannot load the source; the message names both. The source is an interrupted run.
+        FileNotFoundError: the source is not here, and the Hub cannot be reached.
     """
     if (told := interrupted_run(source)) is not None:
         raise ValueError(told)
     try:
-        with quiet_weights():
+        with hub_or_cache(source), quiet_weights():
             return auto_class.from_pretrained(str(source), trust_remote_code=False, **options)
+    except FileNotFoundError:
+        raise
     except Exception as error:
         if "trust_remote_code" in str(error):  # Transformers would ask on the terminal
             raise ValueError(

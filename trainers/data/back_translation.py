@@ -229,7 +229,9 @@ def _translate_blocks(parts: Path, texts: Sequence[str], settings: BackTranslati
         return
     forward, backward = settings.translators()
     left = sum(len(texts[starts[block] : starts[block] + settings.block_size]) for block in missing)
-    bar = tqdm(total=2 * len(texts), initial=2 * (len(texts) - left), unit="translations", smoothing=0.05)
+    bar = tqdm(
+        total=2 * len(texts), initial=2 * (len(texts) - left), desc="translate", unit=" translations", smoothing=0.05
+    )
     with closing(bar):
         for block in missing:
             own = texts[starts[block] : starts[block] + settings.block_size]

@@ -9,6 +9,7 @@ import csekit
 
 from .card import card
 from .check import check
+from .common import AnyProgress
 from .compare import compare
 from .convert import convert
 from .encode import encode, merge
@@ -42,6 +43,9 @@ main.command("card")(card)
 main.command("push")(push)
 main.command("export")(export)
 main.command("convert")(convert)
+
+for command in main.registered_commands:
+    command.cls = AnyProgress
 
 
 def _version(value: bool) -> None:

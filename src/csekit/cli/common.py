@@ -6,9 +6,20 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
+
+
+class AnyProgress(TyperCommand):
+    """A command that takes ``--progress`` and ``--no_progress``, also where it has no bar."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        bars = {"--progress", "--no_progress"} - known
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [word for word in args[:end] if word not in bars] + args[end:])
 
 
 @contextmanager
