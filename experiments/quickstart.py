@@ -35,6 +35,7 @@ def steps(page: str) -> dict[str, str]:
 
 def run_steps(commands: Mapping[str, str], folder: Path) -> dict[str, Any]:
     """Run the steps in a folder, in which ``examples`` is the repository's. Every question is answered with ``q``.
+    The output of a step is what it prints, and then its warnings.
 
     Raises:
         RuntimeError: a step failed; the message ends with its errors.
@@ -54,7 +55,9 @@ def run_steps(commands: Mapping[str, str], folder: Path) -> dict[str, Any]:
         seconds = time.monotonic() - started
         if done.returncode:
             raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
-        found[name] = {"commands": text, "output": done.stdout.strip("\n").splitlines(), "seconds": round(seconds, 1)}
+        told = [line for line in done.stderr.splitlines() if line.startswith("warning:")]
+        lines = [*done.stdout.strip("\n").splitlines(), *told]
+        found[name] = {"commands": text, "output": lines, "seconds": round(seconds, 1)}
         print(f"{name}: {seconds:.1f} s", flush=True)
     return found
 

@@ -32,10 +32,14 @@ def test_the_outputs_of_the_page_are_of_its_commands() -> None:
 def test_steps_run_in_order_in_one_folder_and_a_failure_names_its_step(tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()
     found = run_steps(
-        {"one": "echo a > file.txt; ls examples/demo", "two": "cat file.txt\nread x; echo $x"}, tmp_path / "first"
+        {
+            "one": "echo a > file.txt; ls examples/demo",
+            "two": "cat file.txt\nread x; echo $x; echo warning: b >&2; echo bar >&2",
+        },
+        tmp_path / "first",
     )
     assert "dev.tsv" in found["one"]["output"]
-    assert found["two"]["output"] == ["a", "q"]
+    assert found["two"]["output"] == ["a", "q", "warning: b"]
     (tmp_path / "second").mkdir()
     with pytest.raises(RuntimeError, match=r"bad: .*nowhere"):
         run_steps({"bad": "cat nowhere", "never": "true"}, tmp_path / "second")

@@ -95,8 +95,8 @@ class Overlap:
         found = ", ".join(f"{name} {n:,} of {size:,}" for name, (n, size) in held.items())
         if not filtered and set(held) <= set(own):
             return (
-                f"{len(self.rows):,} rows hold a sentence of your own pairs ({found}); that is harmless for the "
-                "choice of the checkpoint, since no score is trained on; --filter_overlap leaves the rows out"
+                f"{len(self.rows):,} rows hold a sentence of your own pairs; harmless for choosing the checkpoint, "
+                "since no score is trained on (--filter_overlap leaves them out)"
             )
         done = "these were left out" if filtered else "these are trained on, --filter_overlap leaves them out"
         return f"{len(self.rows):,} rows hold a sentence of an evaluation set ({found}); {done}"
