@@ -75,7 +75,7 @@ def columns_for(count: int) -> int:
 
 def explain(figure: "Figure", axes: "Sequence[Axes]", handles: Sequence[Any], names: Sequence[str]) -> None:
     """Put a legend into the free cells of the last row of panels, or below them if there is none."""
-    grid = axes[0].get_gridspec()
+    grid: Any = axes[0].get_gridspec()
     free = grid.nrows * grid.ncols - len(axes)
     if not free:
         columns = min(4, len(names))

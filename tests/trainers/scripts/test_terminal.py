@@ -71,6 +71,7 @@ def test_a_run_prints_no_bars_of_weights_and_ends_with_commands_that_work(
     assert [noise for noise in NOISE if noise in printed.out + printed.err] == []
 
 
+@pytest.mark.slow
 def test_of_two_processes_only_the_first_speaks(folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += [str(ROOT / "examples" / "run_unsup.py"), *words(max_seq_length=4)]  # long texts: a warning of ours
