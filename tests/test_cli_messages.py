@@ -45,9 +45,16 @@ def test_every_command_takes_no_progress(texts: Path, tiny_folder: Path) -> None
     assert found.exit_code == 0, found.output
     names = re.findall(r"^│ (\w+)", csekit("--help").output, re.MULTILINE)
     assert {"check", "search", "geometry"} <= set(names)
-    for name in names:
+    for name in sorted({*names} - {"train", "pretrain"}):  # without arguments, training starts the demo
         told = csekit(name, "--no_progress")
         assert "no such option" not in told.output.lower(), name
+
+
+def test_training_takes_no_progress_for_its_own_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr("csekit.trainers.scripts.train.main", lambda words: given.append(list(words)) or 0)
+    assert csekit("train", "--no_progress", "--max_steps", "5").exit_code == 0
+    assert given == [["--disable_tqdm", "True", "--max_steps", "5"]]
 
 
 def test_bars_say_what_they_count(texts: Path, tiny_folder: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ main.command("export")(export)
 main.command("convert")(convert)
 
 for command in main.registered_commands:
-    command.cls = AnyProgress
+    command.cls = command.cls if command.cls is PassThrough else AnyProgress
 
 
 def _version(value: bool) -> None:
