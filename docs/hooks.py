@@ -1,7 +1,9 @@
 """What MkDocs needs beside the pages: the README as the first page, links to files of the repository as pages with the
-file's text, and cross-reference roles of the docstrings as code."""
+file's text, cross-reference roles of the docstrings as code, and the repository's address."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 from posixpath import normpath
 from typing import Any
@@ -13,6 +15,37 @@ ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 _ROLE = re.compile(r":(?:class|func|meth|attr|mod|data):<code>~?([^<]*)</code>")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".md": "markdown"}
+
+
+#: The first page has no table of contents, so that its code fits, and leads on to the guides.
+_FRONT = """---
+hide: [toc]
+---
+"""
+_DOORS = """
+[Quickstart](quickstart.md){ .md-button .md-button--primary } [Choose a method](methods.md){ .md-button }
+[Results](results.md){ .md-button } [API](api.md){ .md-button }
+"""
+_INLINE = re.compile(r"(?<!<pre>)<code>([^<]*)</code>")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Link the repository: the variable CSEKIT_REPOSITORY, else the address that the clone came from."""
+    address = os.environ.get("CSEKIT_REPOSITORY") or _origin()
+    if address:
+        config.repo_url = address
+        config.repo_name = "/".join(address.rstrip("/").split("/")[-2:])
+    return config
+
+
+def _origin() -> str | None:
+    command = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    address = re.sub(r"^(?:ssh://)?git@([^:/]+)[:/]", r"https://\1/", found).removesuffix(".git")
+    return address if re.fullmatch(r"https://[\w.-]+/[\w./-]+", address) else None
 
 
 def _moved(target: str, base: str) -> str:
@@ -32,7 +65,8 @@ def _with_moved_links(text: str, base: str) -> tuple[str, set[str]]:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     readme, needed = _with_moved_links((ROOT / "README.md").read_text(encoding="utf-8"), ".")
-    files.append(File.generated(config, "index.md", content=readme))
+    head, tagline, rest = readme.split("\n\n", 2)
+    files.append(File.generated(config, "index.md", content=f"{_FRONT}{head}\n\n{tagline}\n{_DOORS}\n{rest}"))
     for page in Path(config.docs_dir).glob("*.md"):
         needed |= _with_moved_links(page.read_text(encoding="utf-8"), "docs")[1]
     for path in sorted(needed):
@@ -61,4 +95,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    return _ROLE.sub(r"<code>\1</code>", html)
+    return _INLINE.sub(_unbroken, _ROLE.sub(r"<code>\1</code>", html))
+
+
+def _unbroken(code: re.Match[str]) -> str:
+    """Keep the words of inline code whole: browsers break lines behind hyphens, as in ``--method``."""
+    words = re.sub(r"\S*-\S*", lambda word: f'<span class="word">{word[0]}</span>', code[1])
+    return f"<code>{words}</code>"

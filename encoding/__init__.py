@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from csekit.encoding.provenance import checksum as checksum
     from csekit.encoding.provenance import environment as environment
     from csekit.encoding.ray import encode_with_ray as encode_with_ray
+    from csekit.encoding.stored import StoredEmbeddings as StoredEmbeddings
+    from csekit.encoding.stored import open_embeddings as open_embeddings
 
 _PUBLIC = {
     "deploy": ("export_sentence_transformer",),
@@ -34,6 +36,10 @@ _PUBLIC = {
         "environment",
     ),
     "ray": ("encode_with_ray",),
+    "stored": (
+        "StoredEmbeddings",
+        "open_embeddings",
+    ),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 

@@ -25,6 +25,7 @@ from csekit.modeling import CSEModel, SimCSEConfig, SimCSEModel
 from csekit.modeling.backbone import build_backbone
 from csekit.modeling.drafts import whole_folder as whole_folder
 from csekit.modeling.export import EXPORTABLE_POOLINGS, export_encoder, length_limit, save_tokenizer
+from csekit.modeling.quiet import quiet_weights
 
 #: The record of an export: settings, checks, a checksum of each file of weights.
 RECORD = "export.json"
@@ -84,7 +85,8 @@ def load_source(path_or_id: str | Path, work: Path, pooling: str | None = None, 
     if native:
         export_encoder(model, work, encoder.tokenizer)
     else:
-        model.backbone.save_pretrained(work)
+        with quiet_weights():
+            model.backbone.save_pretrained(work)
         limit = length_limit(model.backbone, encoder.tokenizer)
         save_tokenizer(encoder.tokenizer, work, limit, model.config.prompt_template)
     return Source(encoder, work, native)
@@ -178,7 +180,8 @@ def export_sentence_transformer(
         copy_metadata(source.folder, new)
         backbone: Any = source.encoder.model.backbone
         assert isinstance(backbone, PreTrainedModel)
-        backbone.save_pretrained(new)
+        with quiet_weights():
+            backbone.save_pretrained(new)
         for file in new.rglob("*.safetensors"):
             state = {name: _cast(value, DTYPES[dtype]) for name, value in load_file(file).items()}
             save_file(state, file, metadata={"format": "pt"})

@@ -137,8 +137,11 @@ class TextEncoder:
         prompt: text that ``encode`` puts before every sentence; None: the model's default.
         role: ``query`` or ``document`` in a copy that ``for_role`` made, else None.
         similarity_fn_name: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``: the similarity of the training.
+        loading: what ``load_encoder`` was told: ``model``, and ``pooling``, ``max_length`` and ``prompt_template``
+            where given.
     """
 
+    loading: Mapping[str, Any] = MappingProxyType({})
     prompts: Mapping[str, str] = MappingProxyType({})
     prompt: str | None = None
     role: str | None = None
@@ -179,7 +182,7 @@ class TextEncoder:
         size = CHUNK if num_workers == 1 else min(CHUNK, -(-len(distinct) // (4 * max(1, num_workers))))
         chunks = [distinct[start : start + size] for start in range(0, len(distinct), size)]
         embeddings: np.ndarray | None = None
-        with tqdm(total=len(distinct), unit="texts", disable=not progress) as bar:
+        with tqdm(total=len(distinct), desc="encode", unit=" texts", disable=not progress) as bar:
             found = self.encode_chunks(chunks, num_workers, bar.update)
             for chunk, rows_nH in zip(chunks, found, strict=True):
                 if embeddings is None:
@@ -251,6 +254,10 @@ class TextEncoder:
         if prompt is None and role is not None:
             encoder.prompt = next((self.prompts[name] for name in ROLE_PROMPTS[role] if name in self.prompts), "")
         return encoder
+
+    def __repr__(self) -> str:
+        settings = {name: value for name, value in self.describe().items() if value is not None}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
     def describe(self) -> dict[str, Any]:
         """Return what results files record about the encoder; prompts and similarity only if not the default."""

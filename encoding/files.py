@@ -24,6 +24,7 @@ from csekit.encoding.stores import (
     output_kind,
     read_record,
     record_path,
+    source_of,
     write_record,
 )
 from csekit.encoding.text_files import CorpusError, file_columns, file_kind, read_batches, sha256, shown
@@ -199,22 +200,29 @@ def encode_file(
     start, stop = (rows * i // part[1] for i in (part[0] - 1, part[0]))
     settings: dict[str, Any] = {
         "input": {"name": source.path.name, "sha256": sha256([source.path]), "column": source.name, "rows": rows},
-        "encoder": {**encoder.describe(), "lowercase": encoder.lowercase, "weights": weights_digest(encoder.model)},
+        "encoder": encoder_settings(encoder),
         "output": {"kind": kind, "dtype": dtype, "chunk_rows": chunk_rows},
         "shard": {"index": part[0], "of": part[1], "start": start, "stop": stop},
     }
-    del settings["encoder"]["name"]  # the folder may be renamed
     target = shard_path(output, part) if kind == "npy" and part[1] > 1 else output
     path = record_path(target, part)
     record = {} if overwrite else read_record(path, settings)
     record = record or {"name": encoder.name, "settings": settings, "done": 0, "truncated": 0, "complete": False}
     if not record["complete"]:
+        record["source"] = source_of(encoder.loading, source.path, path.parent)
         _go_on(encoder, source, target, path, record, num_workers, progress)
     elif kind == "npy" and not target.is_file():
         raise ValueError(f"{target}: missing, {path.name} says that it is complete: say overwrite")
     elif kind == "parquet" and part[1] == 1:
         check_rows(target, rows)
     return record
+
+
+def encoder_settings(encoder: TextEncoder) -> dict[str, Any]:
+    """Return what decides an encoder's vectors, as plain values: its description without its name, and its weights."""
+    settings = {**encoder.describe(), "lowercase": encoder.lowercase, "weights": weights_digest(encoder.model)}
+    del settings["name"]  # the folder may be renamed
+    return settings
 
 
 def _go_on(
@@ -236,7 +244,9 @@ def _go_on(
         write_record(path, record)
     with (
         open_sink(target, form["kind"], form["dtype"], total, place["start"], record["done"]) as sink,
-        tqdm(total=total, initial=record["done"], unit=" sentences", disable=not progress) as bar,
+        tqdm(
+            total=total, initial=record["done"], desc=f"encode {source.path.name}", unit=" rows", disable=not progress
+        ) as bar,
         closing(encoder.encode_chunks(chunks, num_workers, bar.update)) as found,
     ):
         for rows_nH in found:

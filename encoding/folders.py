@@ -10,9 +10,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from csekit.encoding.hub import hub_or_cache
 from csekit.encoding.json_files import read_json
 from csekit.encoding.pretrained import check_finite_weights
 from csekit.encoding.schema import Schema, check_schema
+from csekit.encoding.unfinished import interrupted_run
 from csekit.modeling.drafts import is_unfinished
 from csekit.modeling.export import TEMPLATE_POOLING
 
@@ -78,7 +80,7 @@ def metadata_folder(path_or_id: str | Path) -> Path:
 
     Raises:
         FileNotFoundError: there is no such folder, and the Hub has no such model or cannot be reached.
-        ValueError: the encoder there is unfinished.
+        ValueError: the encoder there is unfinished, or belongs to a run that was interrupted.
     """
     folder = Path(path_or_id).expanduser()
     if folder.is_dir():
@@ -87,6 +89,8 @@ def metadata_folder(path_or_id: str | Path) -> Path:
                 f"{folder}: the encoder in it is unfinished, its writer was killed or is still at work: write it "
                 "again, for a run with --resume_from_checkpoint True"
             )
+        if (told := interrupted_run(folder)) is not None:
+            raise ValueError(told)
         return folder
     if folder.is_absolute() or str(path_or_id).startswith((".", "~")) or len(folder.parts) > 2:
         raise FileNotFoundError(f"path must be a model folder or a Hub id, got {str(path_or_id)!r}: no such folder")
@@ -94,7 +98,10 @@ def metadata_folder(path_or_id: str | Path) -> Path:
 
     try:
         patterns = ["*.json", "*.txt", "*.model", "*.jinja", "?_*/*"]
-        return Path(snapshot_download(str(path_or_id), allow_patterns=patterns))
+        with hub_or_cache(path_or_id):
+            return Path(snapshot_download(str(path_or_id), allow_patterns=patterns))
+    except FileNotFoundError:
+        raise
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FileNotFoundError(f"{str(path_or_id)!r} is no folder, and the Hub did not give it: {reason}") from error

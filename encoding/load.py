@@ -177,6 +177,8 @@ def load_encoder(
         encoder = _load(path_or_id, pooling, max_length, prompt_template, batch_size)
         if not isinstance(encoder, ONNXEncoder):
             encoder.model.to(where)
+    told = {"pooling": pooling, "max_length": max_length, "prompt_template": prompt_template}
+    encoder.loading = {"model": str(path_or_id)} | {name: value for name, value in told.items() if value is not None}
     return encoder
 
 

@@ -14,9 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
+from csekit.encoding.hub import hub_or_cache
 from csekit.encoding.imports import import_hint
+from csekit.encoding.unfinished import interrupted_run
+from csekit.modeling.quiet import quiet_weights
 from csekit.modeling.tokenization import sentence_frame, tokenize
 
 #: Rows of the word embeddings without a token that are allowed: vocabularies are padded to a multiple of 64 or 128.
@@ -59,12 +61,16 @@ def load_pretrained(auto_class: Any, source: str | Path, **options: Any) -> Any:
     """Call ``auto_class.from_pretrained`` without its reports on stderr. Code in the source is never run.
 
     Raises:
-        ValueError: the class cannot load the source; the message names both.
+        ValueError: the class cannot load the source; the message names both. The source is an interrupted run.
+        FileNotFoundError: the source is not here, and the Hub cannot be reached.
     """
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # silences the report of heads that nobody asked for
+    if (told := interrupted_run(source)) is not None:
+        raise ValueError(told)
     try:
-        return auto_class.from_pretrained(str(source), trust_remote_code=False, **options)
+        with hub_or_cache(source), quiet_weights():
+            return auto_class.from_pretrained(str(source), trust_remote_code=False, **options)
+    except FileNotFoundError:
+        raise
     except Exception as error:
         if "trust_remote_code" in str(error):  # Transformers would ask on the terminal
             raise ValueError(
@@ -72,8 +78,6 @@ def load_pretrained(auto_class: Any, source: str | Path, **options: Any) -> Any:
             ) from error
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{source}: {auto_class.__name__} cannot load it: {reason}{import_hint(source)}") from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
 
 
 def load_transformer(source: str | Path, **options: Any) -> nn.Module:

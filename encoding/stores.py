@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,7 +53,30 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     write_atomically(path, (text + "\n").encode("utf-8"))
 
 
+def source_of(loading: Mapping[str, Any], input_file: Path, folder: Path) -> dict[str, Any]:
+    """Return where the model and the input are, seen from ``folder``, and what else ``load_encoder`` was told.
+
+    A local path begins with a dot, unlike a name on the Hub.
+    """
+    further = dict(loading)
+    model = further.pop("model", None)
+    if model is not None and Path(model).expanduser().exists():
+        model = _relative(Path(model).expanduser(), folder)
+    return {"model": model, "loading": further, "input": _relative(input_file, folder)}
+
+
+def _relative(path: Path, folder: Path) -> str:
+    try:
+        way = Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:  # another drive of Windows
+        way = path.name
+    return way if way.startswith("../") else f"./{way}"
+
+
 class _Input(Schema):
+    name: str
+    sha256: str
+    column: str
     rows: Count
 
 
@@ -76,7 +99,15 @@ class _Settings(Schema):
     encoder: dict[str, Any]
 
 
+class _Source(Schema):
+    model: str | None = None
+    loading: dict[str, Any]
+    input: str
+
+
 class _Record(Schema):
+    source: _Source | None = None
+    size: Count | None = None
     settings: _Settings
     done: Count
     truncated: Count
@@ -221,12 +252,12 @@ def open_sink(target: Path, kind: str, dtype: str, rows: int, start: int, done: 
 
 def _remove_rows(folder: Path, start: int, stop: int) -> None:
     """Delete the files of an earlier run in the range of rows that is written anew."""
-    for first, path in _row_files(folder):
+    for first, path in row_files(folder):
         if start <= first < stop:
             path.unlink()
 
 
-def _row_files(folder: Path) -> list[tuple[int, Path]]:
+def row_files(folder: Path) -> list[tuple[int, Path]]:
     """Return (first row, path) of the files of rows, sorted."""
     files = {path: path.stem.removeprefix("rows-") for path in folder.glob("rows-*.parquet")}
     return sorted((int(first), path) for path, first in files.items() if re.fullmatch("[0-9]{1,18}", first))
@@ -273,7 +304,7 @@ def check_rows(folder: Path, rows: int) -> None:
     import pyarrow.parquet as pq
 
     wanted = 0
-    for first, path in _row_files(folder):
+    for first, path in row_files(folder):
         if first != wanted:
             what = "is missing" if first > wanted else "is there twice"
             raise ValueError(f"{folder}: row {min(first, wanted)} {what}, {path.name} begins with {first}")

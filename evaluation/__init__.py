@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from csekit.evaluation.search import search_blocks as search_blocks
     from csekit.evaluation.sentences import draw_sentences as draw_sentences
     from csekit.evaluation.sentences import read_sentences as read_sentences
+    from csekit.evaluation.stored_search import search_embeddings as search_embeddings
     from csekit.evaluation.sts import STSScores as STSScores
     from csekit.evaluation.sts import evaluate_pairs as evaluate_pairs
     from csekit.evaluation.sts import evaluate_sts as evaluate_sts
@@ -146,6 +147,7 @@ _PUBLIC = {
         "draw_sentences",
         "read_sentences",
     ),
+    "stored_search": ("search_embeddings",),
     "sts": (
         "STSScores",
         "evaluate_pairs",

@@ -11,7 +11,16 @@ import numpy as np
 
 from csekit.evaluation.clustering import TopicMap
 from csekit.evaluation.geometry_scores import EDGES, rating_groups
-from csekit.evaluation.plotting import COLOURS, MARKERS, drawing, label_points, name_groups, panels
+from csekit.evaluation.plotting import (
+    COLOURS,
+    MARKERS,
+    columns_for,
+    drawing,
+    explain,
+    label_points,
+    name_groups,
+    panels,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +31,7 @@ def cosine_violins(
     models: Mapping[str, tuple[np.ndarray, np.ndarray]],
     edges: Sequence[float] = EDGES,
     source: str = "STS-B test",
-    columns: int = 3,
+    columns: int | None = None,
 ) -> "Figure":
     """Draw the cosines of pairs by gold rating, one violin per group and one panel per model (DiffCSE, Fig. 2).
 
@@ -30,8 +39,13 @@ def cosine_violins(
         models: name to (cosines, gold), (P,) each, with the same gold.
         edges: edges of the groups of ratings.
         source: name of the pairs, for the axis.
+        columns: panels in a row; None: as many as leave none alone in the last row.
     """
-    figure, axes = panels(len(models), columns, 3.3, 2.7, sharex=True, sharey=True)
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    columns = columns or columns_for(len(models))
+    figure, axes = panels(len(models), columns, 2.9, 2.7, sharex=True, sharey=True)
     names = [f"{low:g}–{high:g}" for low, high in pairwise(edges)]
     for index, (axis, (model, (cosines, gold))) in enumerate(zip(axes, models.items(), strict=True)):
         groups = [np.asarray(cosines)[places] for places in rating_groups(gold, edges)]
@@ -54,6 +68,12 @@ def cosine_violins(
         axis.set_xlabel("cosine similarity")
         if index % columns == 0:
             axis.set_ylabel(f"gold rating, {source}")
+    handles = [
+        Patch(facecolor=COLOURS[5], edgecolor=COLOURS[0]),
+        Line2D([], [], color=COLOURS[0], linewidth=2.5),
+        Line2D([], [], marker="o", color="white", markeredgecolor=COLOURS[6], markersize=2),
+    ]
+    explain(figure, axes, handles, ["density of the pairs", "middle half of them", "median"])
     return figure
 
 
@@ -65,20 +85,34 @@ def alignment_uniformity(
 ) -> "Figure":
     """Plot encoders by alignment and uniformity, with their STS score as colour and number (InforMin-CL, Fig. 3).
 
+    The colours spread over the scores without outliers, which have the colour of the scale's end.
+
     Arguments:
         points: name to (alignment, uniformity, score).
         score: label of the colour bar.
         source: name of the pairs, for the axes.
     """
-    figure, (axis,) = panels(1, 1, 6.4, 4.2)
+    figure, (axis,) = panels(1, 1, 7.2, 4.4)
     table = np.array([points[name] for name in points], dtype=np.float64)
+    low, high = _without_outliers(table[:, 2])
     drawn = axis.scatter(
-        table[:, 1], table[:, 0], c=table[:, 2], cmap="cividis", s=70, edgecolors="black", linewidths=0.8, zorder=3
+        table[:, 1],
+        table[:, 0],
+        c=table[:, 2],
+        cmap="cividis",
+        vmin=low,
+        vmax=high,
+        s=70,
+        edgecolors="black",
+        linewidths=0.8,
+        zorder=3,
     )
-    bar = figure.colorbar(drawn, ax=axis, pad=0.02)
+    ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
+    extend = ends[bool(low > table[:, 2].min()), bool(high < table[:, 2].max())]
+    bar = figure.colorbar(drawn, ax=axis, location="top", shrink=0.6, aspect=40, extend=extend)
     bar.set_label(score)
     bar.outline.set_visible(False)
-    axis.margins(0.22, 0.16)
+    axis.margins(0.08, 0.1)
     axis.set_xlabel(f"uniformity, {source} (lower: more uniform)")
     axis.set_ylabel(f"alignment, {source} (lower: closer)")
     names = [f"{name}: {value:.1f}" for name, value in zip(points, table[:, 2], strict=True)]
@@ -86,8 +120,18 @@ def alignment_uniformity(
     return figure
 
 
+def _without_outliers(values: np.ndarray) -> tuple[float, float]:
+    """Return the lowest and the highest value within 1.5 interquartile ranges of the quartiles (Tukey's fences)."""
+    first, third = np.percentile(values, [25, 75])
+    reach = 1.5 * (third - first)
+    inside = values[(values >= first - reach) & (values <= third + reach)]
+    return float(inside.min()), float(inside.max())
+
+
 @drawing
-def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int = 3, legend: bool = False) -> "Figure":
+def topic_maps(
+    maps: Mapping[str, TopicMap], by: str = "clusters", columns: int | None = None, legend: bool = False
+) -> "Figure":
     """Draw t-SNE maps side by side, coloured by cluster (InforMin-CL, Fig. 2; MSSE, Fig. 4) or by label.
 
     Each group has a colour and a marker; a label has the same ones on every map. A label's name is written where most
@@ -96,6 +140,7 @@ def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int 
     Arguments:
         maps: model to its map.
         by: ``clusters`` or ``labels``.
+        columns: panels in a row; None: as many as leave none alone in the last row.
         legend: explain the labels in a legend instead of names on the maps.
 
     Raises:
@@ -106,7 +151,7 @@ def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int 
     most, labels = len(COLOURS) * len(MARKERS), max(len(map_.names) for map_ in maps.values())
     if by == "labels" and labels > most:
         raise ValueError(f"labels must be at most {most} to have a colour and a marker each, got {labels}")
-    figure, axes = panels(len(maps), columns, 3.3, 3.2)
+    figure, axes = panels(len(maps), columns or columns_for(len(maps)), 2.9, 2.9)
     for axis, (model, map_) in zip(axes, maps.items(), strict=True):
         groups = map_.clusters if by == "clusters" else map_.labels
         order = _around_middle(map_.points, groups) if by == "clusters" else list(range(len(map_.names)))
@@ -121,7 +166,7 @@ def topic_maps(maps: Mapping[str, TopicMap], by: str = "clusters", columns: int 
         axis.set_title(model)
     if by == "labels" and legend:
         handles, names = axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), markerscale=2)
+        explain(figure, axes, handles, names)
     elif by == "labels":
         for axis, map_ in zip(axes, maps.values(), strict=True):
             name_groups(axis, map_.points, map_.labels, map_.names)

@@ -311,7 +311,7 @@ class MTEBScores:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return head and rows for a terminal."""
-        return ["mteb x100", "metric", "main score"], [[self.name, self.metric, f"{self.main_score:.2f}"]]
+        return ["mteb × 100", "metric", "main score"], [[self.name, self.metric, f"{self.main_score:.2f}"]]
 
 
 def evaluate_mteb(encoder: Encoder, task: Any, progress: bool = False) -> MTEBScores:

@@ -13,6 +13,15 @@ from csekit.evaluation.pairs import Pairs, digest, header, normal, read_columns
 from csekit.evaluation.sts import EmbeddedPairs, score_pairs
 from csekit.evaluation.transfer_data import Split, TransferTask
 
+_HEADS = {
+    "spearman": "Spearman × 100",
+    "pearson": "Pearson × 100",
+    "n": "pairs",
+    "ap": "average precision × 100",
+    "accuracy": "accuracy × 100",
+    "threshold": "cosine threshold",
+}
+
 
 @dataclass(frozen=True)
 class PairScores:
@@ -46,7 +55,8 @@ class PairScores:
         """Return head and rows for a terminal."""
         decimals = {"n": 0, "threshold": 4}
         cells = [f"{value:.{decimals.get(name, 2)}f}" for name, value in self.scores.items()]
-        return ["Pairs x100", *self.scores], [[self.name, *cells]]
+        head = [_HEADS.get(name, name) for name in self.scores]
+        return ["file", *head], [[self.name, *cells]]
 
 
 def score_pair_file(encoder: Encoder, pairs: Pairs, progress: bool = False) -> PairScores:

@@ -151,7 +151,7 @@ def _titled_maps(contents: Iterable[Mapping[str, Any]]) -> dict[str, TopicMap]:
     for content in contents:
         clustering = content.get("clustering") or {}
         if "map" in clustering:
-            title = f"{content['title']}: V-measure {clustering['v_measure']:.1f}"
+            title = f"{content['title']}\nV-measure {clustering['v_measure']:.1f}"
             maps[title] = TopicMap.from_dict(clustering["map"])
     return maps
 
@@ -168,7 +168,7 @@ GEOMETRY_PICTURES: Drawings = {
     "cosine-by-rating": cosine_by_rating,
     "alignment-uniformity": alignment_uniformity,
     "tsne-clusters": lambda folder: figures.topic_maps(_maps(folder), "clusters"),
-    "tsne-labels": lambda folder: figures.topic_maps(_maps(folder), "labels"),
+    "tsne-labels": lambda folder: figures.topic_maps(_maps(folder), "labels", legend=True),
     "labelled-clusters": lambda folder: labelled_maps(folder, "clusters"),
     "labelled-labels": lambda folder: labelled_maps(folder, "labels"),
 }

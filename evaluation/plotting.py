@@ -66,6 +66,27 @@ def drawing(function: Callable[P, R]) -> Callable[P, R]:
     return styled
 
 
+def columns_for(count: int) -> int:
+    """Return the number of columns in which ``count`` panels leave no panel alone in the last row."""
+    if count <= 3:
+        return count
+    return 2 if count == 4 else 3 if count in (5, 6, 9) else 4
+
+
+def explain(figure: "Figure", axes: "Sequence[Axes]", handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Put a legend into the free cells of the last row of panels, or below them if there is none."""
+    grid: Any = axes[0].get_gridspec()
+    free = grid.nrows * grid.ncols - len(axes)
+    if not free:
+        columns = min(4, len(names))
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, markerscale=2)
+        return
+    cell = figure.add_subplot(grid[-1, -free:])
+    cell.axis("off")
+    columns = min(2 * free, -(-len(names) // 10))
+    cell.legend(handles, names, loc="center", ncols=columns, markerscale=2, fontsize=9.5).set_in_layout(False)
+
+
 def panels(count: int, columns: int, width: float, height: float, **kwargs: Any) -> "tuple[Figure, list[Axes]]":
     """Make a figure with ``count`` panels in rows of ``columns``; ``width`` and ``height`` of a panel are in inches.
 
@@ -113,35 +134,34 @@ def save_figure(figure: "Figure", path: str | Path, max_bytes: int | None = MAX_
 
 
 def label_points(axes: "Axes", xs: list[float], ys: list[float], names: list[str]) -> None:
-    """Write names beside points, where each covers neither a point nor an earlier name."""
-    figure: Any = axes.figure
-    figure.draw_without_rendering()
-    renderer = figure.canvas.get_renderer()
-    taken = [_around(axes.transData.transform((x, y)), 7) for x, y in zip(xs, ys, strict=True)]
-    for x, y, name in zip(xs, ys, names, strict=True):
-        best: tuple[float, Any, Any] | None = None
-        for across, up, ha, va in _PLACES:
-            text = axes.annotate(
-                name,
-                (x, y),
-                (across, up),
-                textcoords="offset points",
-                ha=ha,
-                va=va,
-                fontsize=8.5,
-                annotation_clip=False,
-            )
-            box = text.get_window_extent(renderer)
-            outside = 0.0 if axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 else 1e6
-            cost = outside + sum(_shared(box, other) for other in taken)
-            if best is not None and cost >= best[0]:
-                text.remove()
-                continue
-            if best is not None:
-                best[1].remove()
-            best = (cost, text, box)
-        assert best is not None
-        taken.append(best[2])
+    """Write the names of points in a column at the right of the axes, in the order of their heights, each with a thin
+    line to its point."""
+    low, high = axes.get_ylim()
+    order = sorted(range(len(names)), key=lambda i: (-ys[i], xs[i]))
+    step = min(0.09, 1 / max(1, len(names) - 1))
+    wanted = [(ys[i] - low) / (high - low) for i in order]
+    heights: list[float] = []
+    for height in wanted:
+        heights.append(min(height, heights[-1] - step) if heights else min(height, 1.0))
+    lift = max(0.0, -heights[-1])  # names that ran out at the bottom push the others up
+    for place in reversed(range(len(heights))):
+        below = heights[place + 1] + step if place + 1 < len(heights) else 0.0
+        heights[place] = max(heights[place], below) if lift else heights[place]
+    for i, height in zip(order, heights, strict=True):
+        axes.annotate(
+            names[i],
+            (xs[i], ys[i]),
+            (1.04, height),
+            textcoords="axes fraction",
+            ha="left",
+            va="center",
+            fontsize=8.5,
+            annotation_clip=False,
+            arrowprops=_LEADER,
+        )
+
+
+_LEADER = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6, "shrinkA": 2, "shrinkB": 5, "relpos": (0, 0.5)}
 
 
 def name_groups(axes: "Axes", points: np.ndarray, groups: np.ndarray, names: Sequence[str]) -> None:
@@ -176,24 +196,6 @@ def name_groups(axes: "Axes", points: np.ndarray, groups: np.ndarray, names: Seq
 
 
 _BOX = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
-_PLACES = (
-    (8, 0, "left", "center"),
-    (-8, 0, "right", "center"),
-    (0, 8, "center", "bottom"),
-    (0, -8, "center", "top"),
-    (8, 9, "left", "bottom"),
-    (8, -9, "left", "top"),
-    (-8, 9, "right", "bottom"),
-    (-8, -9, "right", "top"),
-    (0, 20, "center", "bottom"),
-    (0, -20, "center", "top"),
-)
-
-
-def _around(point: Any, radius: float) -> Any:
-    from matplotlib.transforms import Bbox
-
-    return Bbox.from_extents(point[0] - radius, point[1] - radius, point[0] + radius, point[1] + radius)
 
 
 def _shared(a: Any, b: Any) -> float:

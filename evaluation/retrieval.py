@@ -308,7 +308,7 @@ class RetrievalSuiteScores:
             + [f"{row.metrics[column]:.2f}" if column in row.metrics else "" for column in columns]
             for name, row in self.scores.items()
         ]
-        return ["Retrieval x100", "queries", "documents", *columns], rows
+        return ["Retrieval × 100", "queries", "documents", *columns], rows
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class STSScores:
                 ]
         if self.avg is not None:
             rows.append(["Avg", str(sum(self.tasks[name].n for name in STS_TASKS)), f"{self.avg:.2f}", "", ""])
-        return ["Spearman x100", "pairs", "all", "mean", "wmean"], rows
+        return ["Spearman × 100", "pairs", "all pairs", "mean of sub-corpora", "mean weighted by pairs"], rows
 
 
 def score_task(task: STSTask, similarities: Sequence[np.ndarray]) -> TaskScores:

@@ -121,7 +121,8 @@ class TransferScores:
         if self.avg is not None:
             total = (f"{sum(task.seconds[part] for task in self.tasks.values()):.1f}" for part in ("embed", "fit"))
             rows.append(["Avg", "", f"{self.avg:.2f}", "", "", *total])
-        return [f"Accuracy x100 ({self.mode})", "n", "accuracy", "std", "choosing C", "s embed", "s fit"], rows
+        head = ["rows", "accuracy", "deviation of folds", "accuracy of the chosen C", "encode, s", "fit, s"]
+        return [f"Accuracy × 100, {self.mode}", *head], rows
 
 
 def evaluate_transfer(

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+
+from .quiet import quiet_weights
 
 _HEAD_DROPOUTS = ("classif", "qa", "summary", "pooler")
 
@@ -54,12 +55,8 @@ def load_backbone(
         options["attn_implementation"] = attn_implementation
     if "add_pooling_layer" in inspect.signature(kind).parameters:
         options["add_pooling_layer"] = False
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # silences the warning about unused heads
-    try:
+    with quiet_weights():  # of the checkpoint's heads, which are not used
         backbone, info = AutoModel.from_pretrained(name_or_path, **options)
-    finally:
-        transformers_logging.set_verbosity(verbosity)
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ValueError(

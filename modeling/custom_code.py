@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from .drafts import whole_files
 from .export import EXPORTABLE_POOLINGS, MODEL_FILES, length_limit, needs_code, save_tokenizer, write_modules
 from .modeling_cse import CSEModel
+from .quiet import quiet_weights
 
 
 def export_with_code(model: CSEModel, path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
@@ -32,7 +33,7 @@ def export_with_code(model: CSEModel, path: Path, tokenizer: PreTrainedTokenizer
         save_tokenizer(tokenizer, draft, limit, model.config.prompt_template)
         if model.config.pooling in EXPORTABLE_POOLINGS and not needs_code(model.config):
             write_modules(model, draft, limit)
-        with _auto_classes(model):
+        with _auto_classes(model), quiet_weights():
             model.save_pretrained(draft)
     return path
 

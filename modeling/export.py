@@ -17,6 +17,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase, Pr
 from .auxiliary_head import FOLDER
 from .configuration_cse import CSEConfig
 from .drafts import whole_files
+from .quiet import quiet_weights
 from .template_pooling import TemplatePooling
 from .tokenization import own_template, with_template
 
@@ -177,7 +178,7 @@ def export_encoder(model: SentenceEncoder, path: Path, tokenizer: PreTrainedToke
     """
     check_exportable(model.config.pooling)
     limit = length_limit(model.backbone, tokenizer)
-    with whole_files(path, MODEL_FILES) as draft:
+    with whole_files(path, MODEL_FILES) as draft, quiet_weights():
         save_tokenizer(tokenizer, draft, limit, model.config.prompt_template)
         model.backbone.save_pretrained(draft, state_dict=plain_weights(model.backbone))
         write_modules(model, draft, limit)

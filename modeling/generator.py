@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
 from .fast_packing import pack_batches, run_encoder
 from .masked_lm_head import Passthrough
+from .quiet import quiet_weights
 
 
 class Generator:
@@ -28,18 +28,15 @@ class Generator:
     """
 
     def __init__(self, name_or_path: str, vocab_size: int) -> None:
-        verbosity = transformers_logging.get_verbosity()
-        transformers_logging.set_verbosity_error()  # silences the warning about an unused pooler
         try:
-            model, info = AutoModelForMaskedLM.from_pretrained(
-                name_or_path, output_loading_info=True, dtype=torch.float32
-            )
+            with quiet_weights():  # of a pooler, which is not used
+                model, info = AutoModelForMaskedLM.from_pretrained(
+                    name_or_path, output_loading_info=True, dtype=torch.float32
+                )
         except OSError as error:
             raise ValueError(
                 f"generator {name_or_path!r} cannot be loaded: {error}; name another one in the field generator"
             ) from error
-        finally:
-            transformers_logging.set_verbosity(verbosity)
         if info["missing_keys"]:
             missing = sorted(info["missing_keys"])
             raise ValueError(

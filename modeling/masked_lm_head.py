@@ -14,6 +14,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from .fast_vocabulary_loss import vocabulary_cross_entropy
+from .quiet import quiet_weights
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +104,10 @@ class MaskedLMHead(nn.Module):
         Raises:
             ValueError: the head is tied, but the checkpoint's output matrix differs from its word embeddings.
         """
-        source, info = AutoModelForMaskedLM.from_pretrained(
-            name_or_path, output_loading_info=True, dtype=torch.float32
-        )
+        with quiet_weights():
+            source, info = AutoModelForMaskedLM.from_pretrained(
+                name_or_path, output_loading_info=True, dtype=torch.float32
+            )
         decoder, embeddings = source.get_output_embeddings(), source.get_input_embeddings()
         if self.decoder is not None:
             self.decoder.weight.data.copy_(decoder.weight.data)

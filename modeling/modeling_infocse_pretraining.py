@@ -29,6 +29,7 @@ from .export import MODEL_FILES, length_limit, save_tokenizer
 from .fast_dropout import speed_up_dropout
 from .fast_packing import run_encoder
 from .masked_lm_head import MaskedLMHead
+from .quiet import quiet_weights
 
 
 @dataclass
@@ -182,7 +183,7 @@ class InfoCSEForPreTraining(EncoderWrapper):
         plain.base_model.load_state_dict(self.backbone.state_dict())
         plain.tie_weights()
         self.mlm_head.copy_to(plain)
-        with whole_files(path, MODEL_FILES) as draft:
+        with whole_files(path, MODEL_FILES) as draft, quiet_weights():
             plain.save_pretrained(draft)
             save_tokenizer(tokenizer, draft, length_limit(self.backbone, tokenizer))
             if self.auxiliary_head is not None:

@@ -16,6 +16,7 @@ from .distributed import token_mean
 from .fast_counts import first_rows
 from .fast_packing import Packing
 from .objectives import Encode, MaskedCopy, Objective, TargetCopy, TargetSpec, Views
+from .quiet import quiet_weights
 from .sentence_decoder import SentenceDecoder
 from .settings import ObjectiveConfig, check_choice
 
@@ -144,7 +145,8 @@ class InformationCompensation(Objective):
 
     def init_from_checkpoint(self, name_or_path: str) -> None:
         if self.output is not None:
-            words = AutoModel.from_pretrained(name_or_path, dtype=torch.float32).get_input_embeddings()
+            with quiet_weights():
+                words = AutoModel.from_pretrained(name_or_path, dtype=torch.float32).get_input_embeddings()
             self.output.weight.data.copy_(words.weight.data)
 
     @torch.no_grad()

@@ -35,7 +35,7 @@ def test_eval_prints_a_table_and_writes_results(tmp_path: Path, tiny_folder: Pat
     common = ("--tasks", "STS15", "--data_dir", small_data, "--output", output, "--device", "cpu", "--no_progress")
     found = run("eval", tiny_folder, "--pooling", "mean", *common)
     assert found.exit_code == 0, found.output
-    for words in ("wmean", "  belief", "14 distinct sentences, 0 cut"):
+    for words in ("mean weighted by pairs", "  belief", "14 distinct sentences, 0 cut"):
         assert words in found.output
     content = read_results(output)
     encoder = content["run"]["encoder"]
@@ -62,7 +62,7 @@ def test_suites_share_one_file_and_a_broken_one_is_found_before_encoding(
     assert run(*model, "--tasks", "STS15", "--title", "tiny, mean", *common).exit_code == 0
     found = run(*model, "--tasks", "CR", *common)
     assert found.exit_code == 0, found.output
-    assert "choosing C" in found.output
+    assert "accuracy of the chosen C" in found.output
     content = read_results(output)
     assert content["test"]["tasks"]["STS15"]["n"] == 8
     assert content["transfer"]["tasks"]["CR"]["n"] == 24

@@ -41,12 +41,33 @@ def test_every_page_is_there_and_the_readme_is_the_first(site: Path) -> None:
 
 
 def test_the_reference_comes_from_the_docstrings(site: Path) -> None:
-    api = (site / "api" / "index.html").read_text(encoding="utf-8")
+    pages = [site / f"api-{room}" / "index.html" for room in ("modeling", "trainers", "encoding", "evaluation")]
+    api = "".join(page.read_text(encoding="utf-8") for page in pages)
     for name in (*csekit.__all__, "info_nce"):
         found = name == "__version__" or re.search(rf'id="csekit\.[\w.]+\.{name}"', api)
-        assert found, f"{name} is not in docs/api.md"
+        assert found, f"{name} is not in docs/api-*.md"
     assert "hard_negative_weight" in api and "MSSE Eq. 4" in api
     assert not re.search(r":(class|func|meth):", api)  # roles are written out
+
+
+def test_each_room_has_a_page_of_its_api(site: Path) -> None:
+    for room in ("modeling", "trainers", "encoding", "evaluation"):
+        page = (site / f"api-{room}" / "index.html").read_text(encoding="utf-8")
+        found = set(re.findall(r'id="csekit\.(\w+)\.', page))
+        assert found == {room}
+
+
+def test_the_first_screen_leads_on(site: Path) -> None:
+    first = (site / "index.html").read_text(encoding="utf-8")
+    content = first[first.index('class="md-content"') :]
+    for page in ("quickstart", "methods", "results"):
+        assert content.index(f'href="{page}/"') < content.index("pip install")
+
+
+def test_an_option_is_not_broken_at_its_hyphens(site: Path) -> None:
+    page = (site / "methods" / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"<code>[^<]*--\w", page.replace("<pre>", ""))
+    assert ".word { white-space: nowrap; }" in (site / "styles.css").read_text(encoding="utf-8")
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:

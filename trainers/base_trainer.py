@@ -24,6 +24,7 @@ from csekit.encoding.workers import end_with_parent
 from csekit.modeling.distributed import world_size
 from csekit.modeling.drafts import DiskFullError, full_disk_told, whole_files
 from csekit.modeling.export import MODEL_FILES
+from csekit.modeling.quiet import quiet_weights
 from csekit.trainers.arguments import RunTrainingArguments
 from csekit.trainers.callbacks import Report, StopOnTerminate
 from csekit.trainers.checkpoints import MANIFEST, STATE, as_checkpoint, checked, finish_checkpoint, resumable
@@ -228,6 +229,10 @@ class TermsTrainer(Trainer):
             ) from error
         finally:
             self.args.save_total_limit = keep
+
+    def _save(self, *args: Any, **kwargs: Any) -> None:
+        with quiet_weights():
+            super()._save(*args, **kwargs)
 
     def save_training(self) -> Path:
         """Write the model and the trainer's state to ``training/``, whole or not at all."""

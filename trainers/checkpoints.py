@@ -15,6 +15,7 @@ import xxhash
 from transformers.trainer_utils import rotate_checkpoints
 
 from csekit.encoding.provenance import write_json
+from csekit.modeling.quiet import quiet_weights
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,8 @@ def finish_checkpoint(path: Path, run: str, keep: int | None, best: str | None) 
     files = {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
     entries = {name: {"bytes": file.stat().st_size, "xxh3": _digest(file)} for name, file in files.items()}
     write_json(path / MANIFEST, {"run": run, "files": entries})
-    rotate_checkpoints(str(path.parent), save_total_limit=keep, best_model_checkpoint=best, use_mtime=True)
+    with quiet_weights():  # of modification times that do not tell the order
+        rotate_checkpoints(str(path.parent), save_total_limit=keep, best_model_checkpoint=best, use_mtime=True)
 
 
 def resumable(training: Path, lineage: Lineage, needs_best: bool) -> Path | None:

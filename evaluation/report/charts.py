@@ -3,13 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
 
 #: A colour and a dash for each run; the colours differ in lightness too (Okabe & Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#007a5e", "#a8467f", "#5b5b5b", "#8a6d00", "#2a9fd6", "#7b3294")
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 
 _WIDTH, _HEIGHT = 400, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 12, 40
+_TITLE, _SIGN = 30, 6.8  # pixels of the axis title and of a label's sign
+_DECIMALS = 4  # a label has at most these; beyond them the axis has a power of ten
 
 
 def style(i: int) -> tuple[str, str]:
@@ -44,40 +47,39 @@ def line_chart(
         return ""
     values = [value for _, value in points]
     log = may_be_log and min(values) > 0 and max(values) / min(values) > 50
-    if log:
-        ticks = _decades(min(values), max(values))
-    else:
-        ticks = nice_ticks(min(values), max(values))
+    ticks = _decades(min(values), max(values)) if log else nice_ticks(min(values), max(values))
+    labels, power = (_decade_labels(ticks), "") if log else tick_labels(ticks)
+    left = max(_LEFT, round(_TITLE + _SIGN * max(map(len, labels))))
     last = max(step for step, _ in points) or 1
-    steps = [tick for tick in nice_ticks(0, last, 5) if tick <= last]
-    x = _Scale(0, last, _LEFT, _WIDTH - _RIGHT, False)
+    steps = [tick for tick in nice_ticks(0, last, 5) if tick <= last and tick == round(tick)]
+    x = _Scale(0, last, left, _WIDTH - _RIGHT, False)
     low, high = min(ticks[0], min(values)), max(ticks[-1], max(values))
     y = _Scale(low, high, _HEIGHT - _BOTTOM, _TOP, log)
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)} over training steps: '
         f'{escape(", ".join(series))}">'
     ]
-    parts += _axes(ticks, steps, x, y, f"{y_label} (log scale)".lstrip() if log else y_label)
+    y_title = f"{y_label} (log scale)" if log else f"{y_label} {power}"
+    parts += _axes(dict(zip(labels, ticks, strict=True)), steps, x, y, y_title.strip())
     for name, line in series.items():
         parts += _line(name, line, styles[name], x, y, (marks or {}).get(name))
     return "".join([*parts, "</svg>"])
 
 
-def _axes(ticks: Sequence[float], steps: Sequence[float], x: "_Scale", y: "_Scale", y_label: str) -> list[str]:
+def _axes(ticks: Mapping[str, float], steps: Sequence[float], x: "_Scale", y: "_Scale", y_label: str) -> list[str]:
     parts = []
-    for value in ticks:
+    left = round(x.start)
+    for label, value in ticks.items():
         at = f"{y(value):.1f}"
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{at}" dy="4" text-anchor="end">{number(value, ticks)}</text>')
+        parts.append(f'<line class="grid" x1="{left}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text x="{left - 6}" y="{at}" dy="4" text-anchor="end">{label}</text>')
     for step in steps:
         at = f"{x(step):.1f}"
         anchor = "end" if x(step) > _WIDTH - _RIGHT - 12 else "middle"
-        parts.append(
-            f'<text x="{at}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="{anchor}">{number(step, steps)}</text>'
-        )
+        parts.append(f'<text x="{at}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="{anchor}">{step:.0f}</text>')
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
     parts.append(
-        f'<text class="axis" x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">step</text>'
+        f'<text class="axis" x="{(left + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">step</text>'
     )
     parts.append(
         f'<text class="axis" x="12" y="{middle}" text-anchor="middle" transform="rotate(-90 12 {middle})">'
@@ -155,20 +157,26 @@ def _decades(low: float, high: float) -> list[float]:
     return [10.0**i for i in range(first, last + every, every)]
 
 
-def number(value: float, ticks: Sequence[float]) -> str:
-    """Return a tick's label: decimals as needed, powers of ten if the ticks are very small, very large, or both."""
-    sizes = [abs(tick) for tick in ticks if abs(tick) > 1e-12]
-    if abs(value) < 1e-12:
-        return "0"
-    if (
-        max(sizes) < 1e-3
-        or max(sizes) >= 1e5
-        or min(sizes) < 1e-4
-        or (min(sizes) < 1e-2 and max(sizes) > 50 * min(sizes))
-    ):
-        mantissa, exponent = f"{abs(value):.1e}".split("e")
-        shown = mantissa.removesuffix(".0")
-        raised = str(int(exponent)).replace("-", "−")
-        power = f'10<tspan dy="-5" font-size="9">{raised}</tspan>'
-        return ("−" if value < 0 else "") + (power if shown == "1" else f"{shown}·{power}")
-    return f"{value:.6f}".rstrip("0").rstrip(".").replace("-", "−")
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def tick_labels(ticks: Sequence[float]) -> tuple[list[str], str]:
+    """Return the labels of evenly spaced ticks, all with the same decimals, and the power of ten that they are to be
+    multiplied with: an empty text, or such as ``× 10⁻³``."""
+    width = min((b - a for a, b in pairwise(ticks)), default=1.0)
+    largest = max(map(abs, ticks))
+    power, decimals = 0, _decimals(width)
+    if largest >= 1e5 or decimals > _DECIMALS:
+        power = math.floor(math.log10(largest) + 1e-9)
+        decimals = _decimals(width / 10.0**power)
+    texts = [f"{value / 10.0**power:.{decimals}f}" for value in ticks]
+    labels = ["0" if not float(text) else text.replace("-", "−") for text in texts]
+    return labels, f"× 10{str(power).translate(_RAISED)}" if power else ""
+
+
+def _decimals(width: float) -> int:
+    return next((d for d in range(15) if abs(round(width, d) - width) < 1e-6 * width), 15)
+
+
+def _decade_labels(ticks: Sequence[float]) -> list[str]:
+    return [f"10{str(round(math.log10(tick))).translate(_RAISED)}" for tick in ticks]

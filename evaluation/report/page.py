@@ -24,10 +24,29 @@ _IMAGES = {".png": "image/png", ".svg": "image/svg+xml"}
 _DEV_LABELS = {
     "stsb_spearman": ("STS-B dev", "Spearman × 100"),
     "dev_spearman": ("Dev set", "Spearman × 100"),
+    "transfer_accuracy": ("Transfer, dev side", "accuracy × 100"),
     "mlm_accuracy": ("Held-out masked tokens", "accuracy"),
+}
+#: Criteria without labels. They are diagnostics unless a run was selected by one of them.
+_CRITERIA = {
     "alignment": ("Alignment of two dropout views", "E‖x − x⁺‖²"),
     "uniformity": ("Uniformity", "log E exp(−2‖x − y‖²)"),
     "effective_rank": ("Effective rank", "dimensions"),
+}
+_DIAGNOSTIC_LABELS = {
+    "grad_norm": ("Gradient norm", "norm before clipping"),
+    "learning_rate": ("Learning rate", "rate"),
+    "metrics/positive_cosine": ("Batch: cosine of the positives", "mean cosine"),
+    "metrics/negative_cosine": ("Batch: cosine of the negatives", "mean cosine"),
+    "metrics/alignment": ("Batch: alignment", "E‖x − x⁺‖²"),
+    "metrics/uniformity": ("Batch: uniformity", "log E exp(−2‖x − y‖²)"),
+    "metrics/identical_texts": ("Batch: rows with a text twice", "rows"),
+}
+_WITHOUT = {
+    "STS": "csekit eval RUN --tasks sts --output RUN/sts.json",
+    "transfer": "csekit eval RUN --tasks transfer --output RUN/transfer.json",
+    "retrieval": "csekit eval RUN --retrieval FOLDER --output RUN/retrieval.json",
+    "geometry": "csekit geometry RUN --output RUN/geometry.json",
 }
 
 
@@ -91,7 +110,7 @@ def build_report(
     title: str = "csekit report",
     search: SearchData | None = None,
     figures: Sequence[Path] = (),
-    note: str = "No corpus was given, so there is no search (--corpus).",
+    note: str = "nearest neighbours (--corpus sentences.txt)",
 ) -> str:
     """Build the page as a string. Text from runs, sentences and file names is escaped; a content security policy
     allows the page's own script and no request.
@@ -102,7 +121,7 @@ def build_report(
         runs: from ``read_run``, with different labels.
         search: sentences with their embeddings.
         figures: PNG or SVG files.
-        note: reason that the page shows if it has no search.
+        note: what the page names as left out if it has no search.
 
     Raises:
         ValueError: no runs, a label twice, embeddings that do not fit the sentences.
@@ -115,10 +134,13 @@ def build_report(
         raise ValueError(f"runs must be one or more with different labels, got {labels}")
     css, js = ((_TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     templates = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined)
-    tables, no_tables = score_tables(runs)
+    tables, absent = score_tables(runs)
     charts, diagnostics = _charts(runs)
     without = [label for label in labels if search is not None and label not in search.embeddings]
-    no_search = [f"{label}: no encoder here, so no neighbours." for label in without] if search is not None else [note]
+    left_out = [f"{kind} scores ({_WITHOUT[kind]})" for kind in absent]
+    left_out += [] if charts or diagnostics else ["a training log"]
+    left_out += [] if search is not None else [note]
+    left_out += [] if figures else ["figures (--figures FOLDER)"]
     return templates.get_template("report.html").render(
         title=title,
         policy=f"default-src 'none'; img-src data:; style-src {_hash(css)}; script-src {_hash(js)}",
@@ -128,11 +150,12 @@ def build_report(
         runs=[_card(run, i) for i, run in enumerate(runs)],
         swatch=lambda run: Markup(_swatch(run["index"])),
         tables=tables,
-        no_tables=no_tables,
+        left_out=left_out,
         charts=[{**chart, "svg": Markup(chart["svg"])} for chart in charts],
         diagnostics=[{**chart, "svg": Markup(chart["svg"])} for chart in diagnostics],
+        columns=_columns,
         search=_search(search, labels, Markup) if search is not None and search.embeddings else None,
-        no_search=no_search,
+        no_search=[f"{label}: no encoder here, so no neighbours." for label in without],
         figures=[_figure(path) for path in figures],
         settings=settings_tables(runs),
     )
@@ -245,16 +268,33 @@ def _charts(runs: Sequence[ReportRun]) -> tuple[list[dict[str, Any]], list[dict[
     def names(kind: str) -> list[str]:
         return sorted({name for run in runs for name in getattr(run, kind)})
 
+    selected = {(run.content.get("dev") or {}).get("metric") for run in runs}
+    criteria = [name for name in _CRITERIA if name in names("dev") and name not in selected]
+    order = [*_DEV_LABELS, *_CRITERIA]
     main = []
+    for name in sorted(names("dev"), key=lambda name: order.index(name) if name in order else len(order)):
+        if name not in criteria:
+            title, y_label = (_DEV_LABELS | _CRITERIA).get(name, (f"Dev: {name.replace('_', ' ')}", "score"))
+            main.append(chart("dev", name, title, y_label, kept))
     several = any(len(run.losses) > 2 for run in runs)  # the sum of one term is that term
     for name in names("losses"):
         if name == "loss" and not several and names("losses") != ["loss"]:
             continue
         title = "Loss, all terms" if name == "loss" else f"Loss: {name.removeprefix('loss/')}"
         main.append(chart("losses", name, title, "weighted loss", None))
-    order = list(_DEV_LABELS)
-    for name in sorted(names("dev"), key=lambda name: order.index(name) if name in order else len(order)):
-        title, y_label = _DEV_LABELS.get(name, (f"Dev: {name}", name))
-        main.append(chart("dev", name, title, y_label, kept))
-    other = [chart("diagnostics", name, name, "", None) for name in names("diagnostics")]
+    other = [chart("dev", name, *_CRITERIA[name], kept) for name in criteria]
+    for name in names("diagnostics"):
+        values = {value for run in runs for _, value in run.diagnostics.get(name, ())}
+        if values != {0.0}:
+            words = name.removeprefix("metrics/").replace("_", " ")
+            other.append(
+                chart("diagnostics", name, *_DIAGNOSTIC_LABELS.get(name, (f"Batch: {words}", words)), marks=None)
+            )
     return [c for c in main if c["svg"]], [c for c in other if c["svg"]]
+
+
+def _columns(count: int) -> str:
+    """Return the class of a grid in whose last row no chart is alone."""
+    if count == 1:
+        return "one"
+    return "two" if count in (2, 4) else "three"

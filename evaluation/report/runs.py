@@ -118,8 +118,8 @@ def _gathered(label: str, folder: Path | None, content: Mapping[str, Any], missi
     dev = _curves([before, *(held.get("history") or [])], without=("value", "runtime"))
     if not log:
         missing.append("no training log, so no curves")
-    if not content.get("test"):
-        missing.append("no STS scores")
+    if not (content.get("test") or held.get("after") or any(content.get(name) for name in _SECTIONS)):
+        missing.append("no scores")
     if folder is None:
         missing.append("no encoder, so no nearest neighbours")
     other = {name: points for name, points in curves.items() if name not in losses}

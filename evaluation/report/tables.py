@@ -11,17 +11,33 @@ from csekit.evaluation.sts_data import STS_TASKS
 _TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 _NOT_COMPARABLE = "The papers' rows are of other backbones, corpora and budgets: compare margins, not numbers."
 
+#: Columns in which the lowest number is the best.
+_LOWER = ("alignment", "uniformity")
+
 Scores = Mapping[str, float | None]
 
 
+#: Columns of the dev table, in this order; others follow.
+_DEV = {
+    "stsb_spearman": "STS-B dev",
+    "dev_spearman": "dev set",
+    "transfer_accuracy": "transfer dev",
+    "mlm_accuracy": "held-out tokens",
+    "alignment": "alignment",
+    "uniformity": "uniformity",
+    "effective_rank": "effective rank",
+}
+
+
 def score_tables(runs: Sequence[ReportRun]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return tables for the template, and a sentence for each kind of score that no run has."""
-    tables, absent = [], []
+    """Return tables for the template, the dev scores before and after training first, and the kinds of scores that no
+    run has."""
+    tables, absent = _dev(runs), []
     for kind, make in (("STS", _sts), ("transfer", _transfer), ("retrieval", _retrieval), ("geometry", _geometry)):
         found = make(runs)
         tables += found
         if not found:
-            absent.append(f"No run has {kind} scores; a results file with them in its folder would show here.")
+            absent.append(kind)
     for table in tables:
         without = [run.label for run in runs if run.label not in {row["label"] for row in table["rows"]}]
         if without:
@@ -50,13 +66,13 @@ def _table(
     best = {}
     for column in head if len(trained) > 1 and decimals == 2 else ():
         values = [value for scores in trained if (value := scores.get(column)) is not None]
-        best[column] = max(values) if len(values) > 1 else None
+        best[column] = (min if column in _LOWER else max)(values) if len(values) > 1 else None
 
     def cells(scores: Scores, kind: str) -> list[dict[str, Any]]:
         shown = []
         for column in head:
             value = scores.get(column)
-            text = "–" if value is None else f"{value:.{decimals}f}".replace("-", "−")
+            text = "–" if value is None else f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")
             shown.append({"text": text, "best": kind == "ours" and value is not None and value == best.get(column)})
         return shown
 
@@ -66,6 +82,24 @@ def _table(
     ]
     caption += f" {_NOT_COMPARABLE}" if papers else ""
     return {"id": name, "title": title, "caption": caption, "head": list(head), "rows": rows}
+
+
+def _dev(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    rows: list[tuple[str, str, Scores]] = []
+    for run in runs:
+        held = run.content.get("dev") or run.content.get("heldout") or {}
+        sides = ((f"{run.label}, before", "before", "before"), (run.label, "ours", "after"))
+        rows += [(label, kind, held[side]) for label, kind, side in sides if held.get(side)]
+    if not rows:
+        return []
+    names = dict.fromkeys(name for _, _, scores in rows for name, value in scores.items() if value is not None)
+    order = [name for name in _DEV if name in names] + [name for name in names if name not in _DEV]
+    titles = {name: _DEV.get(name, name.replace("_", " ")) for name in order}
+    shown = [(label, kind, {titles[name]: scores.get(name) for name in order}) for label, kind, scores in rows]
+    caption = "Scores on the dev set, × 100."
+    if {*_LOWER, "effective_rank"} & set(order):
+        caption += " Alignment and uniformity (lower is better) and effective rank are of a sample of the corpus."
+    return [_table("table-dev", "Dev set, before and after training", caption, list(titles.values()), shown, [])]
 
 
 def _sts(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:

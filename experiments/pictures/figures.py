@@ -202,7 +202,9 @@ def ablation_bars(tables: Sequence[Ablation], unit: str = "STS-B dev, Spearman Ã
             bars = axis.barh(at, [value - base for _, value in rows], 0.9 * width, label=name, **_fill(place))
             axis.bar_label(bars, [f"{value:.2f}" for _, value in rows], padding=3, fontsize=7.5)
         axis.axvline(0, color="black", linewidth=0.8)
-        axis.set_yticks(range(len(table.labels)), table.labels)
+        axis.plot(0, table.reference, "o", color="white", markeredgecolor="black", markersize=6, zorder=3)
+        names = [f"{name}\n(reference)" if i == table.reference else name for i, name in enumerate(table.labels)]
+        axis.set_yticks(range(len(names)), names)
         axis.invert_yaxis()
         axis.margins(x=0.12)
         axis.grid(axis="y", visible=False)

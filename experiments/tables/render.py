@@ -12,6 +12,7 @@ a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``c
 ``encode-memory``, ``safety``, ``torture``, ``costs/gaps-…``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``,
 ``benchmarks/selection-…``: see ``experiments.tables.costs``; a ``costs`` table includes the backbone's ``parameters``
 if measured; ``speed``: see ``experiments.tables.retrieval``),
+``quickstart/STEP`` and ``quickstart/times`` (see ``experiments.quickstart``),
 ``frontdoor/beside``, ``frontdoor/methods`` and ``frontdoor/averages`` for the README (see
 ``experiments.tables.frontdoor``), ``audit/gradients`` (see ``experiments.tables.audit``), ``evaluation/retrieval``,
 ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, or ``evaluation/TABLE`` for those
@@ -70,6 +71,7 @@ from experiments.tables.curves import curves_table
 from experiments.tables.frontdoor import FRONTDOOR_TABLES
 from experiments.tables.geometry import clustering_table, geometry_table
 from experiments.tables.plans import plans_table
+from experiments.tables.quickstart import quickstart_table
 from experiments.tables.retrieval import retrieval_table, speed_table
 from experiments.tables.safety import safety_table, torture_table
 from experiments.tables.scores import evaluation_table
@@ -231,12 +233,17 @@ def _second_score(summary: Mapping[str, Any], second: Mapping[str, Any], label: 
     return None if not found or None in found else statistics.fmean(found)
 
 
+def _quickstart(results_dir: Path, table: str) -> str:
+    path = results_dir / "quickstart" / "quickstart.json"
+    if not path.is_file():
+        raise TableError(f"table:quickstart/{table} needs {path} (run python -m experiments.quickstart)")
+    return quickstart_table(json.loads(path.read_text(encoding="utf-8")), table)
+
+
 def render(name: str, results_dir: Path) -> str:
     """Return the table that a marker names."""
-    if name == "plans":
-        return _assembled(*plans_table(results_dir))
-    if name == "selection":
-        return selection_table(results_dir)
+    if name in ("plans", "selection"):
+        return _assembled(*plans_table(results_dir)) if name == "plans" else selection_table(results_dir)
     if name in _FOLDERS:
         try:
             return _assembled(*_FOLDERS[name](results_dir))
@@ -249,6 +256,8 @@ def render(name: str, results_dir: Path) -> str:
         except (ValueError, OSError) as error:
             raise TableError(f"table:{name}: {error}") from None
     plan, _, table = name.partition("/")
+    if plan == "quickstart":
+        return _quickstart(results_dir, table)
     if plan == "evaluation":
         try:
             return _assembled(*evaluation_table(results_dir / plan, table))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from csekit.evaluation import figures
@@ -32,7 +33,7 @@ def topic_map(seed: int = 0) -> TopicMap:
 def boxes(figure: Figure) -> list[Any]:
     """The places of all annotations, in pixels."""
     figure.draw_without_rendering()
-    return [text.get_window_extent() for axis in figure.axes for text in axis.texts]
+    return [Text.get_window_extent(text) for axis in figure.axes for text in axis.texts]  # without lines to points
 
 
 def overlaps(figure: Figure) -> int:
@@ -60,6 +61,49 @@ def test_points_have_their_score_as_colour_and_names_that_do_not_overlap() -> No
     np.testing.assert_allclose(drawn.get_array(), [50, 51, 52, 53, 54, 55])
     assert {text.get_text() for text in figure.axes[0].texts} == {f"encoder {i}: {50 + i}.0" for i in range(6)}
     assert overlaps(figure) == 0
+
+
+def test_one_far_score_does_not_take_the_colours_from_the_others() -> None:
+    scores = [55.0, 57.0, 58.0, 59.0, 60.0, 82.0]
+    points = {f"encoder {i}": (0.2 + 0.01 * i, -2.0, score) for i, score in enumerate(scores)}
+    figure = figures.alignment_uniformity(points)
+    drawn = figure.axes[0].collections[0]
+    assert (drawn.norm.vmin, drawn.norm.vmax) == (55, 60)
+    assert drawn.colorbar.extend == "max"
+    even = figures.alignment_uniformity({name: (a, u, 50.0 + i) for i, (name, (a, u, _)) in enumerate(points.items())})
+    assert even.axes[0].collections[0].colorbar.extend == "neither"
+
+
+def test_each_name_stands_in_a_column_of_its_own_with_a_line_to_its_point() -> None:
+    points = {f"encoder {i}": (0.26 + 1e-5 * i, -2.7 - 1e-4 * i, 58.0 + i / 10) for i in range(10)}
+    figure = figures.alignment_uniformity(points)
+    assert overlaps(figure) == 0
+    axis = figure.axes[0]
+    right = axis.get_window_extent().x1
+    for text in axis.texts:
+        alignment, uniformity, _ = points[text.get_text().rpartition(":")[0]]
+        assert text.xy == (uniformity, alignment)
+        assert text.arrow_patch is not None
+        assert Text.get_window_extent(text).x0 > right
+
+
+@pytest.mark.parametrize("count", range(1, 17))
+def test_no_panel_is_alone_in_the_last_row(count: int) -> None:
+    figure = figures.cosine_violins({str(i): (COSINES[::6], GOLD[::6]) for i in range(count)})
+    panels = [axis for axis in figure.axes if axis.axison]
+    rows = [axis.get_subplotspec().rowspan.start for axis in panels]
+    assert len(panels) == count
+    assert count == 1 or rows.count(max(rows)) > 1 or [axis for axis in figure.axes if not axis.axison]
+
+
+def test_the_legend_takes_the_free_cells_of_the_last_row() -> None:
+    figure = figures.topic_maps({str(i): topic_map(i) for i in range(5)}, "labels", legend=True)
+    *maps, free = figure.axes
+    assert len(maps) == 5
+    assert tuple(text.get_text() for text in free.get_legend().get_texts()) == LABELS
+    figure.draw_without_rendering()
+    box = free.get_legend().get_window_extent()
+    assert not any(box.overlaps(axis.get_window_extent()) for axis in maps)
 
 
 def test_maps_by_cluster_and_by_label() -> None:

@@ -77,7 +77,8 @@ def test_a_file_of_pairs(tmp_path: Path) -> None:
     assert scores.to_dict()["tasks"]["mine"].items() >= evaluate_pairs(letters, pairs).items()
     assert scores.to_dict()["tasks"]["mine"]["checksum"] == scores.checksum
     head, rows = scores.table()
-    assert head == ["Pairs x100", "spearman", "pearson", "n", "ap", "accuracy", "threshold"]
+    further = ["average precision × 100", "accuracy × 100", "cosine threshold"]
+    assert head == ["file", "Spearman × 100", "Pearson × 100", "pairs", *further]
     assert (rows[0][0], rows[0][3], len(rows[0])) == ("mine", "3", len(head))
 
 

@@ -289,7 +289,7 @@ def test_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = retrieval_suite(words_encoder, load_retrieval(tmp_path))
     assert list(scores.to_dict()) == ["STS-B, 2 queries", "STS-B, 4 queries", "scifact"]
     head, rows = scores.table()
-    assert head[:4] == ["Retrieval x100", "queries", "documents", "recall@1"] and head[-1] == "mrr@10"
+    assert head[:4] == ["Retrieval × 100", "queries", "documents", "recall@1"] and head[-1] == "mrr@10"
     assert {len(row) for row in rows} == {len(head)}
     assert rows[0][:3] == ["STS-B, 2 queries", "2", "12"] and rows[0][-1] == ""
     assert scores.to_dict()["STS-B, 4 queries"] == stsb_retrieval(words_encoder, tmp_path).to_dict()

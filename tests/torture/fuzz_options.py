@@ -21,6 +21,7 @@ VALUES = f.NUMBERS | f.WORDS | f.TEXTS
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A tiny model and inputs of every command, in the working directory."""
+    from csekit.encoding import encode_file, load_encoder
     from csekit.evaluation.results import write_results
 
     folder = tmp_path_factory.mktemp("options")
@@ -37,6 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("HF_TOKEN", "none")
         patch.chdir(folder)
+        encoder = load_encoder("tiny-bert", pooling="mean", device="cpu")
+        encode_file(encoder, "texts.txt", "stored.npy", progress=False)
         yield folder
 
 
@@ -46,6 +49,7 @@ WHOLE: dict[str, tuple[str, ...]] = {
     "check": ("texts.txt", "--model", "tiny-bert"),
     "encode": ("texts.txt", "--model", *TINY, "--no_progress", "--overwrite", "-o", "out.npy"),
     "merge": ("out.npy",),
+    "search": ("stored.npy", "--query", "a", "--device", "cpu", "--no_progress"),
     "eval": (*TINY, "--pairs", "pairs.tsv", "--no_progress"),
     "compare": ("run.json", "run.json", "--resamples", "5"),
     "neighbors": ("tiny-bert", "tiny-bert", "--pooling_a", "mean", "--pooling_b", "cls", "--corpus", "texts.txt"),

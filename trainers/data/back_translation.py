@@ -23,6 +23,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from csekit.encoding.provenance import write_json
 from csekit.evaluation.pairs import normal
+from csekit.modeling.quiet import quiet_weights
 
 COLUMNS = ("sent0", "sent1")
 SUFFIXES = (".tsv", ".csv")
@@ -94,7 +95,8 @@ class Translator:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.tokenizer: Any = AutoTokenizer.from_pretrained(name)
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        model: Any = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=dtype)
+        with quiet_weights():
+            model: Any = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=dtype)
         self.model = model.to(self.device).eval()
         self.room = getattr(self.model.config, "max_position_embeddings", None) or 1024
         self.options = {} if settings.num_beams is None else {"num_beams": settings.num_beams}
@@ -227,7 +229,9 @@ def _translate_blocks(parts: Path, texts: Sequence[str], settings: BackTranslati
         return
     forward, backward = settings.translators()
     left = sum(len(texts[starts[block] : starts[block] + settings.block_size]) for block in missing)
-    bar = tqdm(total=2 * len(texts), initial=2 * (len(texts) - left), unit="translations", smoothing=0.05)
+    bar = tqdm(
+        total=2 * len(texts), initial=2 * (len(texts) - left), desc="translate", unit=" translations", smoothing=0.05
+    )
     with closing(bar):
         for block in missing:
             own = texts[starts[block] : starts[block] + settings.block_size]

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,11 +81,23 @@ class Overlap:
         sets = {name: {"sentences": found, "of": size} for name, (found, size) in self.sets.items()}
         return {"rows": len(self.rows), "texts": self.texts, "filtered": filtered, "sets": sets}
 
-    def summary(self, filtered: bool) -> str:
-        """Return one line for a log."""
+    def summary(self, filtered: bool, own: Collection[str] = ()) -> str:
+        """Return one line for a log.
+
+        Arguments:
+            filtered: the rows were left out.
+            own: the sets that are the user's own pairs, on which a training without labels may be selected although
+                it has seen their sentences.
+        """
         if not len(self.rows):
             return f"no row holds a sentence of {', '.join(self.sets)}"
-        found = ", ".join(f"{name} {n:,} of {size:,}" for name, (n, size) in self.sets.items() if n)
+        held = {name: counts for name, counts in self.sets.items() if counts[0]}
+        found = ", ".join(f"{name} {n:,} of {size:,}" for name, (n, size) in held.items())
+        if not filtered and set(held) <= set(own):
+            return (
+                f"{len(self.rows):,} rows hold a sentence of your own pairs; harmless for choosing the checkpoint, "
+                "since no score is trained on (--filter_overlap leaves them out)"
+            )
         done = "these were left out" if filtered else "these are trained on, --filter_overlap leaves them out"
         return f"{len(self.rows):,} rows hold a sentence of an evaluation set ({found}); {done}"
 

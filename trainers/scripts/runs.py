@@ -1,6 +1,7 @@
 """The parts of the contrastive training scripts: data, trainer, results file, card, table."""
 
 import logging
+import shlex
 import shutil
 import sys
 import time
@@ -27,6 +28,7 @@ from csekit.trainers.data.corpora import Corpus, load_corpus
 from csekit.trainers.data.subsets import Overlap, draw_fraction, find_overlap, without_rows
 from csekit.trainers.export_check import ExportMismatchError
 from csekit.trainers.hub.card import write_model_card
+from csekit.trainers.main_process import quiet_unless_main
 from csekit.trainers.run_lock import FolderInUseError, held
 from csekit.trainers.run_record import trainer_results
 from csekit.trainers.scripts.launch import tell_error
@@ -70,8 +72,10 @@ def run_folder(run: CorpusArguments, args: RunTrainingArguments) -> Iterator[Non
 
     It ends the process with code 2 if another process works in ``output_dir``, or if that holds another run and
     neither ``resume_from_checkpoint`` nor ``overwrite`` is set; with code 1 for one of ``RUN_ERRORS`` inside.
+    Of several processes only the first prints and warns inside the context.
     """
     with ExitStack() as stack:
+        stack.enter_context(quiet_unless_main(args.process_index))
         with one_line_errors():
             if args.process_index == 0:
                 stack.enter_context(held(str(args.output_dir)))
@@ -191,7 +195,8 @@ def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
         overlap = find_overlap(corpus, sets)
     print(f"{corpus.name}: {corpus.report.summary()}")
     if overlap is not None:
-        print(f"{corpus.name}: {overlap.summary(run.filter_overlap)}")
+        own = [name for name, file in (("dev (dev)", run.dev_file), ("test", run.test_file)) if file]
+        print(f"{corpus.name}: {overlap.summary(run.filter_overlap, own if len(corpus.columns) == 1 else [])}")
     return RunData(corpus, dev, tests if args.do_predict else [], overlap, run.filter_overlap, transfer)
 
 
@@ -219,7 +224,7 @@ def make_trainer(
         tokenizer = load_tokenizer(name, None, settings.pooling)
         fit = data.corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=settings.prompt_template)
         print(f"{data.corpus.name}: {fit.summary()}")
-        if fit.warning:
+        if fit.warning and args.process_index == 0:
             print(f"warning: {fit.warning}", file=sys.stderr)
         set_seed(args.seed)
         model = METHODS[run.method].from_backbone(name, tokenizer=tokenizer, dropout=run.dropout, **method_fields)
@@ -256,13 +261,24 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
         print(before_and_after(before, after))
         if worse_than_untrained(trainer, before[0], after[0]):
             print(advice(str(args.metric_for_best_model), before[0], after[0]), file=sys.stderr)
-        print(f"\nThe encoder is in {folder}: csekit.load_encoder({str(folder)!r})")
+        print(f"\nThe encoder is in {folder}: csekit.load_encoder({str(folder)!r})\n{next_commands(folder, run)}")
     if args.push_to_hub:
         with one_line_errors():
             commit = trainer.push_to_hub()
         if commit is not None:
             print(f"Published: {commit.commit_url}")
     return 0
+
+
+def next_commands(folder: Path, run: RunArguments) -> str:
+    """Return two commands to go on with, for a terminal: the page about the run, and the corpus as vectors."""
+    corpus = run.train_file or "sentences.txt"
+    lines = corpus.endswith(".txt")  # a sentence a line
+    place = {"corpus": shlex.quote(corpus), "folder": shlex.quote(str(folder))}
+    column = [] if lines else ["--column", shlex.quote(run.columns[0] if run.columns else "COLUMN")]
+    report = ["csekit report", place["folder"], *(["--corpus", place["corpus"]] if lines else []), "-o report.html"]
+    encode = ["csekit encode", place["corpus"], *column, "--model", place["folder"], "-o embeddings.npy"]
+    return f"Next: {' '.join(report)}\n      {' '.join(encode)}"
 
 
 def score_run(trainer: CSETrainer, tests: Sequence[STSTask]) -> tuple[dict[str, float], STSScores | None]:

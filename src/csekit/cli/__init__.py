@@ -9,6 +9,7 @@ import csekit
 
 from .card import card
 from .check import check
+from .common import AnyProgress
 from .compare import compare
 from .convert import convert
 from .encode import encode, merge
@@ -20,6 +21,7 @@ from .label import label
 from .neighbors import neighbors
 from .push import push
 from .report import report
+from .search import search
 from .train import PassThrough, pretrain, train, train_pairs
 
 main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -36,10 +38,14 @@ main.command("geometry")(geometry)
 main.command("figures")(figures)
 main.command("encode")(encode)
 main.command("merge")(merge)
+main.command("search")(search)
 main.command("card")(card)
 main.command("push")(push)
 main.command("export")(export)
 main.command("convert")(convert)
+
+for command in main.registered_commands:
+    command.cls = command.cls if command.cls is PassThrough else AnyProgress
 
 
 def _version(value: bool) -> None:

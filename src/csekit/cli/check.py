@@ -8,6 +8,7 @@ import typer
 from .common import one_line_errors, quiet_transformers, table
 
 _SHOWN = 3
+_MANY = 0.05  # a larger share of truncated texts is told
 
 
 def check(
@@ -30,6 +31,10 @@ def check(
         disable_progress_bars()
         with broken_model_told(model):
             tokenizer = load_tokenizer(model, None, None)
+        if max_seq_length < 3:
+            raise ValueError(
+                f"--max_seq_length must be at least 3, two special tokens and one more, got {max_seq_length}"
+            )
         found = load_corpus(corpus, columns=columns)
         with broken_model_told(model):
             report = found.tokenizer_report(tokenizer, max_seq_length, sample)
@@ -38,11 +43,16 @@ def check(
             ["tokens a text", f"{report.mean_tokens:.1f}"],
             ["characters a token", f"{report.characters_per_token:.2f}"],
             ["unknown tokens", f"{report.unknown_share:.2%}"],
-            [f"texts over {max_seq_length} tokens, truncated", f"{report.truncated_share:.1%}"],
+            [f"texts over {max_seq_length} tokens (--max_seq_length)", f"{report.truncated_share:.1%}"],
             ["texts that lose accents", f"{report.accents_dropped:.1%}"],
         ]
         typer.echo(table([f"on {report.texts:,} texts", ""], rows) + "\n")
         for texts in found.sample(_SHOWN):
             typer.echo(f"{texts[0][:80]}\n    {' '.join(tokenizer.tokenize(texts[0])[:24])}")
+        if report.truncated_share > _MANY:
+            typer.echo(
+                f"\n{report.truncated_share:.1%} of the texts are longer than {max_seq_length} tokens and lose their "
+                "ends: raise --max_seq_length, here and in the training, or split them"
+            )
         if report.warning:
             typer.echo(f"\nwarning: {report.warning}", err=True)

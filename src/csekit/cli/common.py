@@ -1,12 +1,25 @@
 """Helpers that the commands share."""
 
+import shutil
+import textwrap
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
+
+
+class AnyProgress(TyperCommand):
+    """A command that takes ``--progress`` and ``--no_progress``, also where it has no bar."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        bars = {"--progress", "--no_progress"} - known
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [word for word in args[:end] if word not in bars] + args[end:])
 
 
 @contextmanager
@@ -70,6 +83,36 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         ]
         lines.append("  ".join([first, *rest]).rstrip())
     return "\n".join(lines)
+
+
+def read_queries(path: Path | None, given: Sequence[str] | None, option: str) -> list[str]:
+    """Return the queries of ``--query``, or the lines of the file that ``option`` named.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: both or neither are given, a query is empty, or the file holds none.
+    """
+    from csekit.evaluation import read_sentences
+
+    if path is not None and given:
+        raise ValueError(f"{option} and --query exclude each other, got both")
+    if path is None and not given:
+        raise ValueError(f"--query or {option} must be given")
+    for text in given or []:
+        if not text.strip():
+            raise ValueError("--query must not be empty")
+    return list(given) if given else read_sentences(str(path))
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal, at least 60 and at most 200; 120 where there is none."""
+    return max(60, min(shutil.get_terminal_size((120, 24)).columns, 200))
+
+
+def wrapped_neighbor(rank: int, score: float, mark: str, text: str, width: int) -> list[str]:
+    """Return the lines of a neighbour: rank, score, a mark of one character or none, and the text."""
+    head = f"{rank:>2} {score:6.3f} {mark} " if mark else f"{rank:>2} {score:6.3f}  "
+    return textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head))
 
 
 def quiet_transformers() -> None:

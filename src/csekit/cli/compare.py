@@ -24,7 +24,7 @@ def compare(
             [task, f"{d.a:.2f}", f"{d.b:.2f}", f"{d.difference:+.2f}", f"[{d.low:+.2f}, {d.high:+.2f}]", f"{d.p:.4f}"]
             for task, d in differences.items()
         ]
-        typer.echo(table(["Spearman x100", "A", "B", "A - B", "95 % interval", "p (A <= B)"], rows))
+        typer.echo(table(["Spearman × 100", "A", "B", "A − B", "95 % interval", "p (A ≤ B)"], rows))
         typer.echo(f"{resamples} resamples of the pairs, seed {seed}; p is one-sided")
         poolings = [pooling_of(read_results(side[0])) for side in (side_a, side_b)]
         if None not in poolings and poolings[0] != poolings[1]:

@@ -1,5 +1,6 @@
 """``csekit label``."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -123,4 +124,5 @@ def _farewell(file: "ScoreFile") -> None:
     if len(scores) < 3 or len(set(scores)) < 2:
         typer.echo("a dev set needs at least 3 pairs with different scores")
     else:
-        typer.echo(f"train with it: --dev_file {file.path}; score with it: csekit.evaluation.evaluate_pairs")
+        name = shlex.quote(str(file.path))
+        typer.echo(f"train with it: --dev_file {name}\nscore a run with it: csekit eval RUN --pairs {name}")

@@ -1,6 +1,5 @@
 """``csekit neighbors``."""
 
-import shutil
 import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -9,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import Imports, check_output, model_labels, one_line_errors, quiet_transformers
+from .common import (
+    Imports,
+    check_output,
+    model_labels,
+    one_line_errors,
+    quiet_transformers,
+    read_queries,
+    terminal_width,
+    wrapped_neighbor,
+)
 
 if TYPE_CHECKING:
     from csekit.evaluation.neighbors import Neighbor, QueryNeighbors
@@ -45,22 +53,22 @@ def neighbors(
     with one_line_errors():
         quiet_transformers()
         from csekit.encoding import checksum, load_encoder
-        from csekit.evaluation import nearest_neighbors, read_sentences
+        from csekit.evaluation import draw_sentences, nearest_neighbors, read_sentences
         from csekit.evaluation.neighbors import check_ending, shared_fraction, write_neighbors
 
         if output is not None:
             check_ending(output)
             check_output(output)
         sentences = read_sentences(corpus, least=2)
-        asked = _queries(queries, query, sentences, sample, seed)
+        drawn = queries is None and not query
+        asked = draw_sentences(sentences, sample, seed) if drawn else read_queries(queries, query, "--queries")
         encoders = [
             load_encoder(path, pooling=pooling, max_length=max_length, device=device, batch_size=batch_size)
             for path, pooling in ((a, pooling_a), (b, pooling_b))
         ]
         answers = nearest_neighbors(encoders, sentences, asked, k, keep_equal=keep_equal, progress=progress)
         names = model_labels([a, b])
-        width = max(60, min(shutil.get_terminal_size((120, 24)).columns, 200))
-        typer.echo("\n\n".join(side_by_side(answer, names, width) for answer in answers))
+        typer.echo("\n\n".join(side_by_side(answer, names, terminal_width()) for answer in answers))
         typer.echo(
             f"\n{len(asked)} queries, {len(sentences)} sentences; * found by both: "
             f"{100 * shared_fraction(answers):.0f} % of the nearest {len(answers[0].found[0])}"
@@ -75,17 +83,6 @@ def neighbors(
             typer.echo(f"written: {write_neighbors(output, answers, names, about)}")
 
 
-def _queries(path: Path | None, given: list[str] | None, sentences: list[str], sample: int, seed: int) -> list[str]:
-    from csekit.evaluation import draw_sentences, read_sentences
-
-    if path is not None and given:
-        raise ValueError("--queries and --query exclude each other, got both")
-    for text in given or []:
-        if not text.strip():
-            raise ValueError("--query must not be empty")
-    return given or (read_sentences(path) if path else draw_sentences(sentences, sample, seed))
-
-
 def side_by_side(answer: "QueryNeighbors", names: Sequence[str], width: int) -> str:
     """Lay out a query and below it one column for each encoder: cosine and sentence, a star where all found it."""
     shared = answer.shared()
@@ -94,8 +91,7 @@ def side_by_side(answer: "QueryNeighbors", names: Sequence[str], width: int) -> 
 
     def cells(neighbor: "Neighbor", rank: int) -> list[str]:
         star = "*" if neighbor.sentence in shared else " "
-        head = f"{rank:>2} {neighbor.cosine:6.3f} {star} "
-        return textwrap.wrap(neighbor.sentence, column, initial_indent=head, subsequent_indent=" " * len(head))
+        return wrapped_neighbor(rank, neighbor.cosine, star, neighbor.sentence, column)
 
     def add(columns: Sequence[Sequence[str]]) -> None:
         for row in zip_longest(*columns, fillvalue=""):

@@ -5,12 +5,15 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+_NO_BAR = ["--disable_tqdm", "True"]
+
 
 class PassThrough(TyperCommand):
-    """A command that leaves all words, ``--help`` as well, to its function."""
+    """A command that leaves all words, ``--help`` as well, to its function. ``--no_progress`` is the trainers'
+    ``--disable_tqdm True``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.args = list(args)
+        ctx.args = [new for word in args for new in (_NO_BAR if word == "--no_progress" else [word])]
         return []
 
 

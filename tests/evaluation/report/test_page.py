@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from csekit.evaluation import ReportRun, SearchData, build_report, read_run, write_report, write_results
-from csekit.evaluation.report.charts import line_chart, nice_ticks, style
+from csekit.evaluation.report.charts import line_chart, nice_ticks, style, tick_labels
 from csekit.evaluation.report.page import find_figures, quantise
 
 RESULTS: dict[str, Any] = {
@@ -109,17 +109,25 @@ def test_a_run_with_everything(tmp_path: Path) -> None:
 def test_missing_parts_say_so(tmp_path: Path) -> None:
     encoder = read_run(folder_of(tmp_path / "encoder"), "encoder")
     assert encoder.missing == (
-        "no results.json: not a run of csekit", "no training log, so no curves", "no STS scores")  # fmt: skip
+        "no results.json: not a run of csekit", "no training log, so no curves", "no scores")  # fmt: skip
     write_results(tmp_path / "alone.json", RESULTS)
     alone = read_run(tmp_path / "alone.json", "alone")
     assert alone.missing == ("no encoder, so no nearest neighbours",)
     page = build_report([encoder, alone])
-    assert "Without such scores: encoder." in page and "No run has transfer scores" in page
-    assert "no search (--corpus)" in page
-    assert "No figures were given" in page
+    assert "Without such scores: encoder." in page
+    (left_out,) = re.findall(r"Not on this page: (.*)\.</p>", page)
+    assert [part.split(" (")[0] for part in left_out.split("; ")] == [
+        "transfer scores",
+        "retrieval scores",
+        "geometry scores",
+        "nearest neighbours",
+        "figures",
+    ]
     assert "<script>" not in page
+    assert re.findall('<section id="([a-z]+)">', page) == ["runs", "scores", "curves", "settings"]
     page = build_report([encoder])
-    assert "None of the runs has a training log" in page and "None of the runs has a results file" in page
+    assert re.findall('<section id="([a-z]+)">', page) == ["runs"]
+    assert "a training log" in page
     with pytest.raises(FileNotFoundError, match=r"neither results\.json, nor"):
         (tmp_path / "empty").mkdir()
         read_run(tmp_path / "empty", "x")
@@ -229,6 +237,42 @@ def test_charts_place_their_points() -> None:
     for value in (0.0, -3.0, 1e-7, 1e9):
         ElementTree.fromstring(line_chart({"a": [(5, value)]}, looks, "<T>&", marks={"a": 5}))
     assert len({style(i) for i in range(32)}) == 32
+
+
+def test_a_run_without_sts_begins_with_its_dev_scores_before_and_after(tmp_path: Path) -> None:
+    dev = {"metric": "dev_spearman", "best": 64.36, "step": 4, "history": [{"step": 4, "dev_spearman": 64.36}]}
+    dev |= {
+        "before": {"dev_spearman": 43.13, "uniformity": -0.001},
+        "after": {"dev_spearman": 64.36, "uniformity": -2.66},
+    }
+    write_results(tmp_path / "own.json", {**RESULTS, "test": None, "before": None, "retrieval": None, "dev": dev})
+    run = read_run(tmp_path / "own.json", "own")
+    assert run.missing == ("no encoder, so no nearest neighbours",)
+    page = build_report([run])
+    assert _Texts(page).rows[:3] == [
+        ["run", "dev set", "uniformity"],
+        ["own, before", "43.13", "0.00"],
+        ["own", "64.36", "−2.66"],
+    ]
+    scores = page[page.index('<section id="scores">') : page.index('<section id="curves">')]
+    assert 'class="missing"' not in scores
+
+
+def test_ticks_of_an_axis_have_the_same_decimals_and_all_differ() -> None:
+    assert tick_labels([-2.95, -2.9, -2.85]) == (["−2.95", "−2.90", "−2.85"], "")
+    assert tick_labels([-4.502e-5, -4.5e-5, -4.498e-5]) == (["−4.502", "−4.500", "−4.498"], "× 10⁻⁵")
+    assert tick_labels([0, 0.5, 1]) == (["0", "0.5", "1.0"], "")
+    assert tick_labels([0, 250000, 500000]) == (["0", "2.5", "5.0"], "× 10⁵")
+
+
+def test_no_chart_is_alone_in_the_last_row(tmp_path: Path) -> None:
+    write_results(tmp_path / "run.json", RESULTS)
+    page = build_report([read_run(tmp_path / "run.json", "run")])
+    grids = re.findall(r'<div class="charts (one|two|three)">(.*?)</div>', page, re.DOTALL)
+    assert grids
+    for columns, charts in grids:
+        count = charts.count("<figure>")
+        assert count == 1 or count % {"two": 2, "three": 3}[columns] != 1
 
 
 @pytest.mark.parametrize(

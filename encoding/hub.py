@@ -1,0 +1,51 @@
+"""Fail fast where the Hub cannot be reached: its libraries would try for minutes."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from huggingface_hub import constants
+
+#: Seconds within which the Hub must answer.
+_PATIENCE = 5.0
+
+
+@contextmanager
+def hub_or_cache(source: str | Path) -> Iterator[None]:
+    """Inside the context, a name on the Hub is looked up in the cache alone if the Hub cannot be reached.
+
+    Raises:
+        FileNotFoundError: the Hub cannot be reached, and an error was raised inside for such a name.
+    """
+    if Path(source).expanduser().exists() or constants.is_offline_mode() or _reachable(constants.ENDPOINT):
+        yield
+        return
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    except Exception as error:
+        raise FileNotFoundError(
+            f"{str(source)!r} is no folder here and not in the cache, and {constants.ENDPOINT} cannot be reached: "
+            "give the folder of a model, or download it on another machine (hf download) and copy its cache (HF_HOME)"
+        ) from error
+    finally:
+        constants.HF_HUB_OFFLINE = False
+
+
+@lru_cache
+def _reachable(endpoint: str) -> bool:
+    """Say whether a connection can be opened. A proxy is trusted."""
+    address = urlsplit(endpoint)
+    if address.hostname is None or getproxies().get(address.scheme) or os.environ.get("ALL_PROXY"):
+        return True
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname, port), timeout=_PATIENCE).close()
+    except OSError:
+        return False
+    return True

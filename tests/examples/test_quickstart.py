@@ -1,0 +1,67 @@
+"""The quickstart: the page's commands are those that were run, and the notebook runs as it stands."""
+
+import ast
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.quickstart import PAGE, RESULTS, run_steps, steps
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
+
+
+def cells() -> list[str]:
+    """The code cells of the notebook."""
+    content = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    return ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
+
+
+def test_the_outputs_of_the_page_are_of_its_commands() -> None:
+    recorded = json.loads(RESULTS.read_text(encoding="utf-8"))["steps"]
+    named = steps(PAGE.read_text(encoding="utf-8"))
+    assert {name: step["commands"] for name, step in recorded.items()} == named, (
+        "run: python -m experiments.quickstart"
+    )
+    assert list(named) == ["corpus", "check", "label", "train", "compare", "neighbors", "encode", "search"]
+
+
+def test_steps_run_in_order_in_one_folder_and_a_failure_names_its_step(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    found = run_steps(
+        {
+            "one": "echo a > file.txt; ls examples/demo",
+            "two": "cat file.txt\nread x; echo $x; echo warning: b >&2; echo bar >&2",
+        },
+        tmp_path / "first",
+    )
+    assert "dev.tsv" in found["one"]["output"]
+    assert found["two"]["output"] == ["a", "q", "warning: b"]
+    (tmp_path / "second").mkdir()
+    with pytest.raises(RuntimeError, match=r"bad: .*nowhere"):
+        run_steps({"bad": "cat nowhere", "never": "true"}, tmp_path / "second")
+
+
+def test_the_notebook_is_a_notebook_without_outputs() -> None:
+    content = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert content["nbformat"] == 4
+    assert all(not cell["outputs"] for cell in content["cells"] if cell["cell_type"] == "code")
+    for text in cells():
+        ast.parse(text)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("quickstart", "demo"):
+        shutil.copytree(ROOT / "examples" / folder, tmp_path / folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    names: dict[str, Any] = {}
+    for number, text in enumerate(cells()):
+        exec(compile(text, f"{NOTEBOOK.name}, cell {number}", "exec"), names)
+    assert names["scores"]["after"]["spearman"] > names["scores"]["before"]["spearman"]
+    assert len(names["texts"]) == 3
+    assert (tmp_path / "runs" / "notebook" / "results.json").is_file()

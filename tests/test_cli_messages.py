@@ -1,0 +1,111 @@
+"""Small things that a user meets on the first day: names in messages, bars, heads, an encoder printed in a shell."""
+
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from typer.testing import CliRunner
+
+from csekit.cli import main
+from csekit.encoding import hub, load_encoder
+
+LONG = " ".join(["the man plays the red guitar"] * 8)
+
+
+def csekit(*words: str | Path) -> Any:
+    return CliRunner().invoke(main, [*map(str, words)], env={"COLUMNS": "120"})
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join([LONG, "a man sings", "a dog runs", "the red ball"]) + "\n")
+    return path
+
+
+def test_check_says_what_to_raise_for_truncated_texts(texts: Path, tiny_folder: Path) -> None:
+    found = csekit("check", texts, "--model", tiny_folder)
+    assert found.exit_code == 0, found.output
+    assert "25.0% of the texts are longer than 32 tokens" in found.output
+    assert "raise --max_seq_length" in found.output
+    enough = csekit("check", texts, "--model", tiny_folder, "--max_seq_length", "64")
+    assert enough.exit_code == 0, enough.output
+    assert "raise --max_seq_length" not in enough.output
+    small = csekit("check", texts, "--model", tiny_folder, "--max_seq_length", "2")
+    assert small.exit_code == 2
+    assert small.output == "error: --max_seq_length must be at least 3, two special tokens and one more, got 2\n"
+
+
+def test_every_command_takes_no_progress(texts: Path, tiny_folder: Path) -> None:
+    found = csekit("check", texts, "--model", tiny_folder, "--no_progress")
+    assert found.exit_code == 0, found.output
+    names = re.findall(r"^│ (\w+)", csekit("--help").output, re.MULTILINE)
+    assert {"check", "search", "geometry"} <= set(names)
+    for name in sorted({*names} - {"train", "pretrain"}):  # without arguments, training starts the demo
+        told = csekit(name, "--no_progress")
+        assert "no such option" not in told.output.lower(), name
+
+
+def test_training_takes_no_progress_for_its_own_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr("csekit.trainers.scripts.train.main", lambda words: given.append(list(words)) or 0)
+    assert csekit("train", "--no_progress", "--max_steps", "5").exit_code == 0
+    assert given == [["--disable_tqdm", "True", "--max_steps", "5"]]
+
+
+def test_bars_say_what_they_count(texts: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    model = ("--model", tiny_folder, "--pooling", "mean", "--device", "cpu")
+    encoded = csekit("encode", texts, *model, "-o", tmp_path / "out.npy")
+    assert "encode texts.txt:" in encoded.stderr
+    found = csekit("search", tmp_path / "out.npy", "--query", "a cat", "--device", "cpu")
+    assert "search:" in found.stderr
+
+
+def test_the_heads_of_eval_are_words(tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.tsv").write_text(
+        "sentence1\tsentence2\tscore\na man\ta dog\t1\na cat\tthe cat\t5\nred\tblue\t2\n"
+    )
+    found = csekit("eval", tiny_folder, "--pooling", "mean", "--pairs", tmp_path / "own.tsv", "--no_progress")
+    assert found.exit_code == 0, found.output
+    assert re.split(r" {2,}", found.output.splitlines()[0]) == ["file", "Spearman × 100", "Pearson × 100", "pairs"]
+
+
+def test_an_encoder_shows_its_settings(tiny_folder: Path) -> None:
+    shown = repr(load_encoder(tiny_folder, pooling="mean", device="cpu"))
+    assert shown == (
+        "TextEncoder(name='tiny-bert', class='BertModel', pooling='mean', max_length=32, precision='float32')"
+    )
+
+
+@pytest.mark.parametrize("command", [["check", "TEXTS", "--model"], ["eval", "--pairs", "TEXTS", "--pooling", "cls"]])
+def test_a_name_on_a_hub_out_of_reach_fails_at_once_with_a_hint(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    asked = []
+
+    def unreachable(address: Any, timeout: float) -> Any:
+        asked.append(address)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setattr(hub.socket, "create_connection", unreachable)
+    hub._reachable.cache_clear()
+    (texts.parent / "pairs.tsv").write_text(
+        "sentence1\tsentence2\tscore\na man\ta dog\t1\na cat\tthe cat\t5\nx\ty\t2\n"
+    )
+    given = {"TEXTS": texts if command[0] == "check" else texts.parent / "pairs.tsv"}
+    words = [str(given.get(word, word)) for word in command]
+    started = time.monotonic()
+    found = csekit(*words, "no-such-owner/no-such-model")
+    hub._reachable.cache_clear()
+    assert time.monotonic() - started < 30
+    assert found.exit_code == 2, found.output
+    assert "cannot be reached" in found.output
+    assert "no-such-owner/no-such-model" in found.output
+    assert found.output.count("\n") == 1
+    assert asked == [("huggingface.co", 443)]

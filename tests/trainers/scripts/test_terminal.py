@@ -1,0 +1,110 @@
+"""What a training, an evaluation and an encoding leave on the terminal: their own lines, each once."""
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from csekit.cli import main
+
+ROOT = Path(__file__).parents[3]
+small = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "trainers" / "small_runs.py")))
+#: What Transformers prints about work that takes no time, and about the file system.
+NOISE = ("Writing model shards", "Loading weights", "mtime", "it/s", "newly initialized")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: a backbone, texts, and pairs that are not of the texts."""
+    small.write_backbone(tmp_path / "tiny-bert")
+    small.write_texts(tmp_path / "texts.txt", 60)
+    small.write_pairs(tmp_path / "dev.tsv")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def words(**changes: Any) -> list[str]:
+    arguments = {
+        "model_name_or_path": "tiny-bert", "train_file": "texts.txt", "dev_file": "dev.tsv", "output_dir": "run",
+        "per_device_train_batch_size": 8, "max_steps": 4, "eval_steps": 2, "logging_steps": 2, "use_cpu": True,
+    } | changes  # fmt: skip
+    return [str(word) for name, value in arguments.items() for word in (f"--{name}", value)]
+
+
+@pytest.fixture
+def train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    def call(**changes: Any) -> int:
+        monkeypatch.setattr(sys, "argv", ["run_unsup.py", *words(**changes)])
+        return int(runpy.run_path(str(ROOT / "examples" / "run_unsup.py"))["main"]())
+
+    return call
+
+
+def test_a_run_prints_no_bars_of_weights_and_ends_with_commands_that_work(
+    train: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    assert train(method="joint", objectives="mlm") == 0
+    printed = capfd.readouterr()
+    assert [noise for noise in NOISE if noise in printed.out + printed.err] == []
+    lines = printed.out.splitlines()
+    table = next(i for i, line in enumerate(lines) if line.split() == ["before", "after"])
+    end = next(i for i, line in enumerate(lines) if line.startswith("The encoder is in run"))
+    assert table < end
+    following = [line.removeprefix("Next:").split() for line in lines[end + 1 :]]
+    assert [command[:3] for command in following] == [["csekit", "report", "run"], ["csekit", "encode", "texts.txt"]]
+    for command in following:
+        done = CliRunner().invoke(main, [*command[1:], "--no_progress", "--device", "cpu"])
+        assert done.exit_code == 0, done.output
+        assert "written: " in done.output
+    scored = CliRunner().invoke(main, ["eval", "run", "--pairs", "dev.tsv", "--device", "cpu", "--no_progress"])
+    assert scored.exit_code == 0, scored.output
+    printed = capfd.readouterr()
+    assert [noise for noise in NOISE if noise in printed.out + printed.err] == []
+
+
+@pytest.mark.slow
+def test_of_two_processes_only_the_first_speaks(folder: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(ROOT / "examples" / "run_unsup.py"), *words(max_seq_length=4)]  # long texts: a warning of ours
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment["HF_DATASETS_CACHE"] = str(folder / "cache")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    assert [noise for noise in NOISE if noise in done.stdout + done.stderr] == []
+    assert sum(line.startswith("texts.txt: 60 of 60 rows used") for line in lines) == 1
+    assert sorted({line for line in lines if lines.count(line) > 1}) == []
+
+
+@pytest.mark.parametrize("steps", [[], [2, 4]])
+def test_the_folder_of_an_interrupted_run_says_how_to_go_on(
+    train: Callable[..., int], folder: Path, capfd: pytest.CaptureFixture[str], steps: list[int]
+) -> None:
+    """SIGTERM leaves ``training/`` with checkpoints, and nothing in the folder's root."""
+    (folder / "run" / "training").mkdir(parents=True)
+    for step in steps:
+        small.write_backbone(folder / "run" / "training" / f"checkpoint-{step}")
+    wanted = "--resume_from_checkpoint True" if steps else "--overwrite"
+    commands = [
+        ["eval", "run", "--pairs", "dev.tsv"],
+        ["encode", "texts.txt", "--model", "run", "-o", "out.npy"],
+        ["check", "texts.txt", "--model", "run"],
+    ]
+    for command in commands:
+        told = CliRunner().invoke(main, command)
+        assert told.exit_code == 2, command
+        assert wanted in told.output
+        assert told.output.count("\n") == 1
+        assert not steps or str(Path("run/training/checkpoint-4")) in told.output
+    with pytest.raises(SystemExit):
+        train(model_name_or_path="run", output_dir="other")
+    assert wanted in capfd.readouterr().err
