@@ -90,5 +90,5 @@ def test_what_has_no_layers_is_refused():
 
 def test_an_unknown_mode_is_one_line(checkpoint):
     model = CSEModel.from_backbone(checkpoint("bert"))
-    with pytest.raises(ValueError, match="torch_compile_mode must be .* got 'fastest.*': .* should be one of"):
+    with pytest.raises(ValueError, match=r"torch_compile_mode must be .* got 'fastest.*': .* should be one of"):
         compile_layers(model, "inductor", "fastest\n")
