@@ -94,7 +94,8 @@ def test_vectors_are_computed_once_and_continued(
     before = (folder / "0.npy").stat().st_mtime_ns
     vectors_of(corpus, [name], folder)
     assert (folder / "0.npy").stat().st_mtime_ns == before
-    other = load_corpus(small.write_texts(tmp_path / "others.txt", 41), cache_dir=tmp_path / "cache")
+    (tmp_path / "other").mkdir(exist_ok=True)
+    other = load_corpus(small.write_texts(tmp_path / "other" / "texts.txt", 41), cache_dir=tmp_path / "cache")
     with pytest.raises(ValueError, match=r"input\.rows was 40 there and is 41 now"):
         vectors_of(other, [name], folder)
 

@@ -75,7 +75,12 @@ def encoded_vectors(corpus: Corpus, encoder: TextEncoder, target: Path, title: s
     """Encode the corpus into ``target``, or take what is there; ``title`` is the progress bar's, None for no bar."""
     rows = corpus.rows
     settings: dict[str, Any] = {
-        "input": {"rows": rows, "sha256": texts_digest(corpus)},
+        "input": {
+            "name": corpus.name,
+            "sha256": texts_digest(corpus),
+            "column": corpus.columns[0],
+            "rows": rows,
+        },
         "output": {"kind": "npy", "dtype": "float32"},
         "shard": {"index": 0, "of": 1, "start": 0, "stop": rows},
         "encoder": {**encoder.describe(), "weights": weights_digest(encoder.model)},
