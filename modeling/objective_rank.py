@@ -79,11 +79,14 @@ class RankingDistillation(Objective):
             S_BK = cosine_logits(views.z[0].float(), gather_rows(views.z[1].float()), 1.0)
             T_BK = self.teacher_similarities(batch)
             own_BK = torch.zeros_like(S_BK, dtype=torch.bool).scatter(1, own_columns(S_BK)[:, None], True)
-            if self.config.loss == "listnet":
-                L_rank = list_net(S_BK / self.config.temperature, T_BK / self.config.teacher_temperature, own_BK)
-            else:
-                L_rank = list_mle(S_BK / self.config.temperature, T_BK)
+            L_rank = self.ranking_loss(S_BK / self.config.temperature, T_BK, own_BK)
         return {"rank": self.config.weight * L_rank}, {"rank_agreement": agreement(S_BK.detach(), T_BK, own_BK)}
+
+    def ranking_loss(self, logits_BK: Tensor, T_BK: Tensor, own_BK: Tensor) -> Tensor:
+        """Return L_rank, (), from S/τ₂ and T."""
+        if self.config.loss == "listmle":
+            return list_mle(logits_BK, T_BK)
+        return list_net(logits_BK, T_BK / self.config.teacher_temperature, own_BK)
 
     def teacher_similarities(self, batch: dict[str, Tensor]) -> Tensor:
         """Return T, (B, K): the mixture of the teachers' cosine similarities."""
