@@ -12,7 +12,7 @@ def quickstart_table(results: Mapping[str, Any], name: str) -> str:
     where = results["environment"]
     return "\n".join(
         [
-            f"Seconds of each step, from the start of the command to its end: {where['threads']} CPU threads "
+            f"Seconds of each step, from the start of the command to its end; CPU threads: {where['threads']} "
             f"({where['device']}), load {results['load']:.1f} at the start, Python {where['python']}.",
             "",
             f"| {' | '.join(taken)} | all |",
