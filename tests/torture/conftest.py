@@ -1,6 +1,6 @@
 """The torture suite: kills, full disks and malformed inputs at random, from one seed, for a number of minutes.
 
-    make torture MINUTES=20            # all of it; TORTURE_SEED=7 for other random numbers
+    make torture MINUTES=20            # all of it, a third of the time fuzz; TORTURE_SEED=7 for other random numbers
     python -m pytest -m torture tests/torture/kills_*.py
 
 A test asks ``rounds`` for random generators until its share of the minutes is over, and gives ``tally`` one outcome
@@ -34,9 +34,8 @@ MINUTES = float(os.environ.get("TORTURE_MINUTES", "5"))
 RESULTS = Path(os.environ.get("TORTURE_RESULTS", ROOT / "experiments/results/torture/kills.json"))
 
 
-#: The fuzz tests write a line of JSON for each call to this file, and take this many minutes each.
+#: The fuzz tests write a line of JSON for each call to this file.
 _FUZZ_LOG = Path(os.environ.setdefault("CSEKIT_TORTURE_LOG", f"{tempfile.gettempdir()}/torture-{os.getpid()}.jsonl"))
-os.environ.setdefault("CSEKIT_FUZZ_MINUTES", str(MINUTES / 40))  # in a run of all parts
 _WORDS = {"told": "told in one line", "wrong": "silently wrong"}
 
 
@@ -93,13 +92,18 @@ class Tally:
 
 
 _tally = Tally()
-_tests = 1
+_tests, _minutes = 1, MINUTES  # of the tests that ask for rounds
 _started = time.monotonic()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    global _tests
-    _tests = max(1, sum("torture" in item.keywords for item in items))
+    global _tests, _minutes
+    names = [getattr(item, "fixturenames", ()) for item in items if "torture" in item.keywords]
+    _tests = sum("rounds" in each for each in names)
+    fuzz = len(names) - _tests
+    _minutes = MINUTES * 2 / 3 if fuzz else MINUTES
+    if fuzz:
+        os.environ.setdefault("CSEKIT_FUZZ_MINUTES", str(MINUTES / (3 if _tests else 1) / fuzz))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -119,7 +123,7 @@ def rounds(request: pytest.FixtureRequest) -> Iterator[random.Random]:
     """Random generators, one for each trial, until this test's share of the minutes is over; at least one."""
 
     def draw() -> Iterator[random.Random]:
-        stop = time.monotonic() + 60 * MINUTES / _tests
+        stop = time.monotonic() + 60 * _minutes / _tests
         for number in range(10**9):
             yield random.Random(f"{SEED} {request.node.name} {number}")
             if time.monotonic() > stop:

@@ -25,8 +25,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 SEED = int(os.environ.get("TORTURE_SEED", "0"))
-#: Minutes of each fuzz test; ``make torture`` shares its minutes among them.
-MINUTES = float(os.environ.get("CSEKIT_FUZZ_MINUTES", "0.2"))
 LONGEST = 60  # seconds of one call
 MEMORY = 6 << 30  # bytes that a call may take on top of what the process has
 
@@ -48,6 +46,11 @@ class Ended:
         lines = [line for line in self.text.splitlines() if "error: " in line]
         usage = "─ Error ─" in self.text or "Usage" in self.text  # typer's own box for an option
         return "told" if self.code == 2 and (len(lines) == 1 or usage) else "traceback"
+
+
+def minutes() -> float:
+    """Return the minutes of each fuzz test; ``make torture`` shares its own among them."""
+    return float(os.environ.get("CSEKIT_FUZZ_MINUTES", "0.2"))
 
 
 class Stuck(BaseException):
@@ -145,7 +148,7 @@ class Fuzz:
 
     def run(self, strategy: st.SearchStrategy[Any], body: Callable[[Any], None]) -> None:
         """Call the body with inputs of the strategy, and fail with all kinds of calls that ended badly."""
-        stop = time.monotonic() + 60 * MINUTES
+        stop = time.monotonic() + 60 * minutes()
         checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
         options = settings(
             max_examples=20,
