@@ -4,7 +4,8 @@
     python -m pytest -m torture tests/torture/kills_*.py
 
 A test asks ``rounds`` for random generators until its share of the minutes is over, and gives ``tally`` one outcome
-for each trial. The table at the end counts them; it is written to ``experiments/results/torture/`` as JSON.
+for each trial. The table at the end counts them; it is written to ``experiments/results/torture/`` as JSON. Broken
+trials are written to a log beside it as they come.
 """
 
 import faulthandler
@@ -60,6 +61,9 @@ class Tally:
         if outcome in BROKEN:
             public = re.sub(r"(/[\w.+-]+)+/", "", detail)  # no paths of this machine
             self.broken.append({"row": row, "outcome": outcome, "detail": public[-2000:]})
+            RESULTS.parent.mkdir(parents=True, exist_ok=True)
+            with RESULTS.with_suffix(".log").open("a") as log:
+                log.write(f"{row}: {outcome}: {detail}\n\n")
         return outcome not in BROKEN
 
     def read(self, log: Path) -> None:
