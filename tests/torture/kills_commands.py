@@ -114,7 +114,7 @@ def test_killed_workers_leave_no_process(
                 process.kill()
                 process.wait()
                 tally.kills += 1
-                _, alive = psutil.wait_procs(children, timeout=15)  # those that still import torch end after it
+                _, alive = psutil.wait_procs(children, timeout=90)  # those that still import torch end after it
                 left = [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
                 if not tally(
                     "kill: encode with 2 workers", "lost" if left else "held", f"after {seconds:.1f} s: {left}"
