@@ -27,17 +27,22 @@ from .objective_conditional import (
 from .objective_consistency import ConsistencyConfig, RankingConsistency
 from .objective_dcm import DimensionContrast, DimensionContrastConfig
 from .objective_edited import EditedContrast, EditedContrastConfig
+from .objective_guided import GuidedNegatives, GuidedNegativesConfig
 from .objective_icm import InformationCompensation, InformationCompensationConfig
 from .objective_mlm import MaskedLM, MaskedLMConfig
+from .objective_noise import NoiseNegatives, NoiseNegativesConfig
+from .objective_queue import MomentumQueue, MomentumQueueConfig
 from .objective_rank import RankingDistillation, RankingDistillationConfig
 from .objective_reconstruction import Reconstruction, ReconstructionConfig
 from .objective_rtd import ReplacedTokenDetection, ReplacedTokenDetectionConfig
 from .objectives import (
+    ContrastModifier,
     EditedCopy,
     EditSpec,
     Encode,
     MaskedCopy,
     MaskingSpec,
+    Negatives,
     Objective,
     TargetCopy,
     TargetSpec,
@@ -64,6 +69,7 @@ __all__ = [
     "ConditionalMaskedLM",
     "ConditionalMaskedLMConfig",
     "ConsistencyConfig",
+    "ContrastModifier",
     "ContrastiveOutput",
     "CorrectiveLM",
     "CorrectiveLMConfig",
@@ -76,6 +82,8 @@ __all__ = [
     "EditedContrastConfig",
     "EditedCopy",
     "Encode",
+    "GuidedNegatives",
+    "GuidedNegativesConfig",
     "InfoCSEConfig",
     "InfoCSEForPreTraining",
     "InfoCSEModel",
@@ -90,6 +98,11 @@ __all__ = [
     "MaskedLM",
     "MaskedLMConfig",
     "MaskingSpec",
+    "MomentumQueue",
+    "MomentumQueueConfig",
+    "Negatives",
+    "NoiseNegatives",
+    "NoiseNegativesConfig",
     "Objective",
     "ObjectiveConfig",
     "PretrainingOutput",

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .base import EncoderWrapperConfig
+from .objectives import ContrastModifier
 from .pooling import POOLINGS
 from .projectors import PROJECTORS
 from .registry import OBJECTIVES, registered
@@ -91,6 +92,12 @@ class CSEConfig(EncoderWrapperConfig):
         check_type("hard_negative_weight", self.hard_negative_weight, float)
         if self.contrastive_weight == 0 and not self.objectives:
             raise ValueError("contrastive_weight 0 needs an objective: nothing else would train, got none")
+        modifiers = [o.name for o in self.objectives if issubclass(registered(o.name), ContrastModifier)]
+        if self.contrastive_weight == 0 and modifiers:
+            raise ValueError(
+                f"contrastive_weight must be greater than 0 with the objective {modifiers[0]!r}, which changes the "
+                "contrast, got 0"
+            )
         if self.pooling == "mask" and self.prompt_template is None:
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
         names = [objective.name for objective in self.objectives]

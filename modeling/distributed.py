@@ -61,6 +61,14 @@ def sum_over_processes(value: Tensor) -> Tensor:
     return value if world_size() == 1 else _Sum.apply(value)
 
 
+def from_first_process(value: Tensor) -> Tensor:
+    """Return the first process's tensor in every process, without gradient."""
+    if world_size() > 1:
+        value = value.detach().clone()
+        dist.broadcast(value, src=0)
+    return value
+
+
 def own_columns(rows_B: Tensor) -> Tensor:
     """Return the indices of this process's rows among those of all processes, (B,) int64."""
     return torch.arange(len(rows_B), device=rows_B.device) + rank() * len(rows_B)

@@ -15,14 +15,19 @@ def cosine_logits(queries_BH: Tensor, keys_KH: Tensor, temperature: float) -> Te
     return F.normalize(queries_BH, dim=-1) @ F.normalize(keys_KH, dim=-1).T / temperature
 
 
-def info_nce(logits_BK: Tensor, positives_B: Tensor, excluded_BK: Tensor | None = None) -> Tensor:
-    """Return InfoNCE (SimCSE Eq. 1), () in nats: the mean over rows i of −log exp(l_ip) / Σ_k exp(l_ik).
+def info_nce(
+    logits_BK: Tensor, positives_B: Tensor, excluded_BK: Tensor | None = None, weights_BK: Tensor | None = None
+) -> Tensor:
+    """Return InfoNCE (SimCSE Eq. 1), () in nats: the mean over rows i of −log exp(l_ip) / Σ_k α_ik exp(l_ik).
 
     Arguments:
         logits_BK: (B, K) similarities divided by τ.
         positives_B: (B,) int64, the column p of each row's positive.
         excluded_BK: (B, K) bool, columns to leave out of a row's denominator. The positive always stays.
+        weights_BK: (B, K) α of at least 0, without gradient, 1 at the positives; None: 1 everywhere.
     """
+    if weights_BK is not None:
+        logits_BK = logits_BK + weights_BK.log()
     if excluded_BK is not None:
         own = F.one_hot(positives_B, logits_BK.shape[1]).bool()
         logits_BK = logits_BK.masked_fill(excluded_BK & ~own, float("-inf"))

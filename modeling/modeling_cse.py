@@ -15,19 +15,21 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from .backbone import build_backbone, load_backbone, set_dropout
 from .base import EncoderWrapper
 from .configuration_cse import CSEConfig
+from .contrast_modifiers import Modified, further_negatives
 from .distributed import gather_rows, own_columns
 from .export import export_encoder
 from .fast_cache import WHOLE_BATCH, Chunks, check_cacheable
 from .fast_counts import note_batch, note_counts
 from .fast_dropout import speed_up_dropout
 from .fast_packing import pack_batches, run_encoder
-from .losses import contrast_diagnostics, cosine_logits, info_nce
-from .objectives import Encode, MaskingSpec, Objective, Views
+from .losses import contrast_diagnostics, cosine_logits
+from .objectives import ContrastModifier, Encode, MaskingSpec, Objective, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
 from .projectors import build_projector
 from .random_streams import own_stream, state_seed
 from .registry import registered
+from .text_keys import text_keys
 from .tokenization import sentence_frame
 
 
@@ -196,10 +198,10 @@ class CSEModel(EncoderWrapper):
         """Return the views, the weighted terms of the loss with gradient, and the diagnostics."""
         before = state_seed(input_ids.device) if self.objectives else 0
         views, copies = self.encode_views(input_ids, attention_mask, token_counts), note_batch(copies)
-        terms, metrics = self.contrast(views)
-        words = cast(Tensor, self.backbone.get_input_embeddings().weight)
-        encode = Encode(self.backbone, words, self.project, self.config.temperature, self.chunks)
+        words, τ = cast(Tensor, self.backbone.get_input_embeddings().weight), self.config.temperature
+        encode = Encode(self.backbone, words, self.project, τ, self.chunks, self.pooled_by, self.projected)
         seed = state_seed(views.h.device) if self.objectives else 0
+        terms, metrics = self.contrast(views, self.modified(views, copies, encode, seed))
         for objective in self.auxiliaries():
             with own_stream(objective.config.name, seed, views.h.device):
                 more, diagnostics = objective(views, copies, encode)
@@ -211,16 +213,22 @@ class CSEModel(EncoderWrapper):
     def pooled(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
         """Return h (N, H). If the pooling reads one state per row, the last layer computes this state only
         (``fast_layers.py``)."""
+        return self.pooled_by(self.backbone, input_ids_NL, attention_mask_NL)
+
+    def pooled_by(self, backbone: nn.Module, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
+        """Return h (N, H) of the backbone or of a copy."""
         offset = single_offset(self.config.pooling, self.config.prompt_mask_offset)
         if offset is None:
-            return self.pooled_and_last(input_ids_NL, attention_mask_NL)[0]
+            return self.pooled_and_last(input_ids_NL, attention_mask_NL, backbone)[0]
         places_N = flat_place_of(attention_mask_NL, offset)
-        return run_encoder(self.backbone, attention_mask_NL, input_ids_NL, places_M=places_N).last_hidden_state
+        return run_encoder(backbone, attention_mask_NL, input_ids_NL, places_M=places_N).last_hidden_state
 
-    def pooled_and_last(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> tuple[Tensor, Tensor]:
-        """Return h (N, H) and the last hidden states (N, L, H)."""
-        deep = self.config.pooling in NEEDS_HIDDEN_STATES
-        output = run_encoder(self.backbone, attention_mask_NL, input_ids_NL, output_hidden_states=deep)
+    def pooled_and_last(
+        self, input_ids_NL: Tensor, attention_mask_NL: Tensor, backbone: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return h (N, H) and the last hidden states (N, L, H) of the backbone or of a copy."""
+        deep, backbone = self.config.pooling in NEEDS_HIDDEN_STATES, backbone or self.backbone
+        output = run_encoder(backbone, attention_mask_NL, input_ids_NL, output_hidden_states=deep)
         states = output.hidden_states if deep else (output.last_hidden_state,)
         h = pool(self.config.pooling, states, attention_mask_NL, self.config.prompt_mask_offset)
         return h, output.last_hidden_state
@@ -242,6 +250,14 @@ class CSEModel(EncoderWrapper):
         """Return z (N, H) of texts other than the views, with batch statistics of their own."""
         return self.projector(self.pooled_in_chunks(input_ids_NL, attention_mask_NL))
 
+    @torch.no_grad()
+    def projected(self, h_NH: Tensor) -> Tensor:
+        """Return z (N, H) without gradient; batch statistics are the running ones, which stay as they are."""
+        training = self.projector.training
+        z_NH = self.projector.eval()(h_NH)
+        self.projector.train(training)
+        return cast(Tensor, z_NH)
+
     def encode_views(self, input_ids_BCL: Tensor, attention_mask_BCL: Tensor, token_counts_BC: Any = None) -> Views:
         """Encode all views in one pass, view-major. A single column is encoded twice under dropout.
 
@@ -260,7 +276,13 @@ class CSEModel(EncoderWrapper):
         views = max(columns, 2)
         return Views(h=h.unflatten(0, (views, -1)), z=z.unflatten(0, (views, -1)), input_ids=ids, attention_mask=mask)
 
-    def contrast(self, views: Views) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def modified(self, views: Views, batch: dict[str, Any], encode: Encode, seed: int) -> Modified:
+        """Return what the objectives that change the contrast make of it in this step."""
+        modifiers = {o.config.name: o for o in self.auxiliaries() if isinstance(o, ContrastModifier)}
+        further = further_negatives(modifiers, views, batch, encode, seed)
+        return Modified(modifiers, further, batch, self.config.temperature, self.config.mask_identical)
+
+    def contrast(self, views: Views, modified: Modified) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the contrastive term L_NCE (SimCSE Eqs. 1 and 5) in fp32, and its diagnostics.
 
         The keys are the views of all processes. There is no term if its weight is 0.
@@ -277,14 +299,14 @@ class CSEModel(EncoderWrapper):
                 own = torch.nn.functional.one_hot(positives_B + len(keys[0]), logits_BK.shape[1])
                 logits_BK = logits_BK + config.hard_negative_weight * own
             excluded = same_BK if config.mask_identical else None
-            loss = info_nce(logits_BK, positives_B, excluded)
+            loss, more = modified.loss(logits_BK, positives_B, excluded, views, range(len(z)))
             if config.symmetric:
                 backwards_BK = cosine_logits(z[1], gather_rows(z[0]), config.temperature)
                 if config.mask_identical:
                     excluded, _ = self.identical_texts(views, positives_B, slice(1))
-                loss = (loss + info_nce(backwards_BK, positives_B, excluded)) / 2
+                loss = (loss + modified.loss(backwards_BK, positives_B, excluded, views, (1, 0))[0]) / 2
         terms = {"contrastive": config.contrastive_weight * loss} if config.contrastive_weight else {}
-        return terms, metrics | {"identical_texts": identical}
+        return terms, metrics | more | {"identical_texts": identical}
 
     @torch.no_grad()
     def identical_texts(
@@ -321,12 +343,3 @@ def speed_up(model: nn.Module) -> nn.Module:
     pack_batches(model)
     speed_up_dropout(model)
     return model
-
-
-def text_keys(input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
-    """Hash the texts, whatever their padding, (N,) int64. Different texts collide with probability 2⁻⁶⁴."""
-    positions = attention_mask_NL.cumsum(1)
-    mixed = (input_ids_NL + 1) * 0x1E3779B97F4A7C15 + positions * 0x3F58476D1CE4E5B9
-    for _ in range(2):
-        mixed = (mixed ^ (mixed >> 29)) * 0x14D049BB133111EB
-    return ((mixed ^ (mixed >> 32)) * attention_mask_NL).sum(1)

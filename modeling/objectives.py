@@ -138,6 +138,9 @@ class Encode:
         project: ``project(input_ids (N, L), attention_mask (N, L))`` returns the projected embeddings z (N, H).
         temperature: τ of the contrast.
         chunks: runs a network in chunks of rows if gradients are cached, else on all rows at once.
+        pool: ``pool(backbone, input_ids (N, L), attention_mask (N, L))`` returns the pooled states h (N, H) of the
+            backbone or of a copy.
+        embed: ``embed(h (N, H))`` returns z (N, H) as at inference: without gradient, and batch statistics stay.
     """
 
     backbone: Callable[..., Any]
@@ -145,6 +148,8 @@ class Encode:
     project: Callable[[Tensor, Tensor], Tensor] | None = None
     temperature: float = 0.05
     chunks: Chunks = WHOLE_BATCH
+    pool: Callable[[Any, Tensor, Tensor], Tensor] = None  # type: ignore[assignment]  # the model always gives it
+    embed: Callable[[Tensor], Tensor] = None  # type: ignore[assignment]  # the model always gives it
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, places: Tensor | None = None) -> Tensor:
         return run_encoder(self.backbone, attention_mask, input_ids, places_M=places).last_hidden_state
@@ -234,6 +239,8 @@ class Objective(nn.Module):
     cacheable: ClassVar[bool] = False
     #: The number of frozen teachers whose vectors it reads: ``batch["teacher_0"]`` (B, D), ``teacher_1``, …
     teachers: int = 0
+    #: True if it reads the teachers' vectors of all contrastive columns: ``teacher_0_1`` (B, D) of the second, …
+    teaches_all_columns: bool = False
 
     def __init__(self, config: Any, encoder_config: PreTrainedConfig) -> None:
         super().__init__()
@@ -318,6 +325,49 @@ class Objective(nn.Module):
     def load_frozen(self) -> None:
         """Load frozen networks that are not part of the state dict. ``from_backbone``,
         ``from_pretrained(training=True)`` and the trainer call this, ``__init__`` never does."""
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Further keys of the contrast: negatives of every row, without gradient, the same on all processes.
+
+    Arguments:
+        keys: (Q, H).
+        weights: (Q,) factors of their exponentials in the denominators; 0 leaves a key out.
+        texts: (Q,) int64, the hashes of their texts (``text_keys``), so that ``mask_identical`` finds identical ones;
+            None for keys without texts.
+    """
+
+    keys: Tensor
+    weights: Tensor
+    texts: Tensor | None = None
+
+
+class ContrastModifier(Objective):
+    """Base of the objectives that change the contrast and add no term of their own.
+
+    The contrast of a row i with its positive p is −log( e^{l_ip} / (e^{l_ip} + Σ_{k≠p} α_k · e^{l_ik}) ). ``weights``
+    gives α of the batch's keys, ``negatives`` further keys with theirs. The model logs ``<name>_left_out``, the sum of
+    1 − α over a row's negatives, and ``<name>_cosine``, the mean cosine to the further keys. ``forward`` comes after
+    the contrast.
+    """
+
+    def weights(self, views: Views, batch: dict[str, Tensor], query: int, key: int) -> Tensor | None:
+        """Return α, (B, K) of at least 0: the rows are sentences of this process, the columns those of all.
+
+        Arguments:
+            query, key: the views of rows and columns. The positive's α is not read.
+        """
+        return None
+
+    def negatives(self, views: Views, batch: dict[str, Tensor], encode: Encode) -> Negatives | None:
+        """Return further keys."""
+        return None
+
+    def forward(
+        self, views: Views, batch: dict[str, Tensor], encode: Encode
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return {}, {}
 
 
 def vectors_of_rows(vectors_VBH: Tensor, views: int, rows: int) -> Tensor:

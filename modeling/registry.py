@@ -5,8 +5,11 @@ from .objective_conditional import ConditionalMaskedLM, CorrectiveLM
 from .objective_consistency import RankingConsistency
 from .objective_dcm import DimensionContrast
 from .objective_edited import EditedContrast
+from .objective_guided import GuidedNegatives
 from .objective_icm import InformationCompensation
 from .objective_mlm import MaskedLM
+from .objective_noise import NoiseNegatives
+from .objective_queue import MomentumQueue
 from .objective_rank import RankingDistillation
 from .objective_reconstruction import Reconstruction
 from .objective_rtd import ReplacedTokenDetection
@@ -24,6 +27,9 @@ for _objective in (
     InformationCompensation,
     RankingConsistency,
     RankingDistillation,
+    GuidedNegatives,
+    NoiseNegatives,
+    MomentumQueue,
 ):
     register_objective(_objective)
 

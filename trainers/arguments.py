@@ -214,8 +214,8 @@ class CSETrainingArguments(RunTrainingArguments):
     teachers: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Frozen encoders for the objectives that read teachers: NAME or NAME:POOLING, or a .npy file with "
-            "the vectors of the corpus's rows. Each row is encoded once, into OUTPUT_DIR/teachers."
+            "help": "Frozen encoders for the objectives that read teachers or a guide: NAME or NAME:POOLING, or a "
+            ".npy file with the vectors of the corpus's rows. Each row is encoded once, into OUTPUT_DIR/teachers."
         },
     )
     objective_learning_rate: float | None = field(

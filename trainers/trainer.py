@@ -102,7 +102,8 @@ class CSETrainer(HubTrainer):
         check_setting(model, args, corpus)
         spread_evaluations(args, corpus)
         model.cache_gradients(args.cache_chunk_size)
-        self.teachers = Teachers(corpus, args.teachers or [], Path(str(args.output_dir)) / TEACHERS_FOLDER)
+        folder, columns = Path(str(args.output_dir)) / TEACHERS_FOLDER, taught_columns(model, corpus)
+        self.teachers = Teachers(corpus, args.teachers or [], folder, columns)
         self.corpus, self.dev, self.transfer, self.tokenizer = corpus, dev, list(transfer), tokenizer
         self.embedded_dev: EmbeddedPairs | None = None
         geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []
@@ -396,6 +397,12 @@ def steps_of(rows: int, args: CSETrainingArguments) -> int:
     batches = rows / (args.train_batch_size * args.world_size)
     per_epoch = math.floor(batches) if args.dataloader_drop_last else math.ceil(batches)
     return math.ceil(args.num_train_epochs * max(math.ceil(per_epoch / args.gradient_accumulation_steps), 1))
+
+
+def taught_columns(model: CSEModel, corpus: Corpus) -> int:
+    """Return how many columns need vectors of teachers: all contrastive ones, or the first alone."""
+    further = max((spec.further_columns for spec in model.batch_specs.values()), default=0)
+    return len(corpus.columns) - further if any(o.teaches_all_columns for o in model.auxiliaries()) else 1
 
 
 def spread_evaluations(args: CSETrainingArguments, corpus: Corpus) -> None:

@@ -31,6 +31,7 @@ RAGGED = [(1, 2, 3, 17, 33, 41, 57), (5, 50)]
 RTD = {"columns": 2, "projector": "batchnorm", "rtd_weight": 1.0, "edit_sampling": "argmax"}
 EDITED = {"columns": 2, "edited_weight": 1.0, "edit_sampling": "argmax"}
 NO_NOISE = {"decoder_dropout": 0.0, "element_dropout": 0.0}
+CLIMB = {"noise_times": 0.7, "noise_steps": 2, "noise_step_size": 0.5}
 JOINT = {**RTD, "aux_mlm_weight": 0.5, **NO_NOISE}
 CASES: dict[str, dict[str, Any]] = {
     "pairs": {"columns": 2},
@@ -71,6 +72,22 @@ CASES: dict[str, dict[str, Any]] = {
         "consistency_weight": 0.7,
         "projector": "batchnorm",
     },
+    "guided": {"columns": 2, "guided_weight": 1.0, "guided_threshold": 0.3, "symmetric": True},
+    "guided_margin": {"columns": 3, "guided_weight": 0.7, "guided_rule": "margin", "guided_teacher": 1},
+    "noise": {"columns": 2, "noise_weight": 1.0, **CLIMB},
+    "noise_own_seeds": {"columns": 2, "noise_weight": 1.0, **CLIMB, "noise_against": "batch", "own_seeds": True},
+    "queue": {"columns": 2, "queue_weight": 1.0, "queue_size": 13, "mask_identical": True, "symmetric": True},
+    "queue_batchnorm": {"columns": 2, "queue_weight": 0.5, "queue_size": 5, "projector": "batchnorm"},
+    "chunks_modifiers": {
+        "columns": 2,
+        "chunks": 3,
+        "guided_weight": 1.0,
+        "guided_threshold": 0.3,
+        "noise_weight": 1.0,
+        **CLIMB,
+        "queue_weight": 1.0,
+        "queue_size": 11,
+    },
     "edited_positive": {**EDITED, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "positive"},
     "chunks": {"columns": 2, "chunks": 3, "projector": "batchnorm", "symmetric": True, "mask_identical": True},
     "chunks_joint": {
@@ -97,7 +114,8 @@ def joined_batch(columns: int) -> dict[str, Tensor]:
     ids[5, :] = ids[2, :]  # the same text on two processes, as query and as positive
     ids[6, 0] = ids[1, 0]  # the same query with another positive
     lengths[5], lengths[6, 0] = lengths[2], lengths[1, 0]
-    teachers = {f"teacher_{place}": torch.randn(WORLD * B, 5, generator=generator) for place in (0, 1)}
+    names = [f"teacher_{place}{column}" for column in ("", "_1", "_2") for place in (0, 1)]
+    teachers = {name: torch.randn(WORLD * B, 5, generator=generator) for name in names}
     return {"input_ids": ids, "attention_mask": (torch.arange(L) < lengths).long(), **teachers}
 
 
@@ -155,9 +173,17 @@ def write_generator(folder: Path) -> None:
 
 
 def run(
-    rank: int | None, generator: Path, columns: int, masked: Any = None, chunks: int = 0, **fields: Any
+    rank: int | None,
+    generator: Path,
+    columns: int,
+    masked: Any = None,
+    chunks: int = 0,
+    own_seeds: bool = False,
+    **fields: Any,
 ) -> dict[str, Any]:
-    """Two steps of one case, on the rows of one process or (None) on all, without DDP and without chunks."""
+    """Two steps of one case, on the rows of one process or (None) on all, without DDP and without chunks.
+
+    With ``own_seeds`` each process draws other random numbers, as after batches of different lengths."""
     encoder, bf16 = encoder_config(), os.environ.get("CSEKIT_TEST_BF16") == "1"
     torch.manual_seed(seed(7))
     model = CSEModel(CSEConfig(encoder_config=encoder, **{"temperature": 0.2, **fields})).train()
@@ -168,6 +194,8 @@ def run(
     model.chunks = Chunks(0 if rank is None else chunks)
     module = model if rank is None else DistributedDataParallel(model, find_unused_parameters=False)
     batch = batch_of(rank, columns, masked, model.batch_specs)
+    if own_seeds:
+        torch.manual_seed(seed(20) + (rank or 0))
     for _ in range(2):
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -177,7 +205,7 @@ def run(
         "loss_dict": output.loss_dict,
         "metrics": output.metrics,
         "gradients": {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad},
-        "buffers": {name: value for name, value in model.named_buffers() if "running" in name or "num_" in name},
+        "buffers": {name: value for name, value in model.named_buffers() if name.startswith(("proj", "objectives."))},
     }
 
 

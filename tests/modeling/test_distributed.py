@@ -29,6 +29,8 @@ AVERAGED = {
     "consistency": set(),
     "rank": {"rank_agreement"},
 }
+#: Those of the objectives that change the contrast, which have no term.
+MODIFIED = {"guided_left_out", "noise_cosine", "queue_cosine"}
 #: Diagnostics that do not: a logarithm of a mean, and those that are measured on each process's own sentences.
 OTHERS = {"uniformity", "icm_gap", "aux_mlm_gap", "rtd_gap"}
 
@@ -85,11 +87,22 @@ def test_running_statistics_equal_one_process(results, case):
         close(two[0][name].double(), two[1][name].double(), name)
 
 
+@pytest.mark.parametrize("case", ["queue", "queue_batchnorm", "chunks_modifiers"])
+def test_the_queue_is_the_same_on_all_processes_and_in_one(results, case):
+    one, two = results["-"][case]["buffers"], [results[rank][case]["buffers"] for rank in ("0", "1")]
+    queue = {name.removeprefix("objectives.queue."): value for name, value in one.items() if "queue" in name}
+    assert queue["count"] == len(queue["keys_MH"])  # two steps of eight sentences
+    for name, value in queue.items():
+        ours, other = (each[f"objectives.queue.{name}"] for each in two)
+        close(ours.double(), value.double(), name)
+        assert torch.equal(ours, other), name
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_diagnostics_average_to_those_of_one_process(results, case):
     one, two = results["-"][case]["metrics"], [results[rank][case]["metrics"] for rank in ("0", "1")]
     assert one.keys() == two[0].keys() == two[1].keys()
-    averaged = CONTRAST.union(*(AVERAGED[term] for term in results["-"][case]["loss_dict"]))
+    averaged = CONTRAST.union(*(AVERAGED[term] for term in results["-"][case]["loss_dict"]), one.keys() & MODIFIED)
     assert one.keys() - OTHERS == averaged | {"identical_texts"}
     for name in averaged:
         close((two[0][name] + two[1][name]) / 2, one[name], name)

@@ -25,6 +25,7 @@ SETS: dict[str, dict[str, Any]] = {
     "dcm": {"dcm_weight": 0.8},
     "icm": {"icm_weight": 0.5},
     "icm_denoising": {"icm_weight": 0.5, "decoder": "denoising", "contrastive_weight": 0.0},
+    "modifiers": {"noise_weight": 1.0, "queue_weight": 1.0, "queue_size": 7, "projector": "batchnorm"},
     "joint": {"objectives": ["reconstruction", "dcm", "icm", "rtd", "mlm", "aux_mlm"], "aux_mlm_head_init": "random"},
 }
 #: Randomness that differs between chunks and the whole batch.

@@ -86,7 +86,7 @@ def test_vectors_are_computed_once_and_continued(
     monkeypatch.setattr(
         teachers,
         "chunks",
-        lambda corpus, start=0, real=teachers.chunks: (encoded.append(start), real(corpus, start))[1],
+        lambda corpus, start=0, columns=1, real=teachers.chunks: (encoded.append(start), real(corpus, start))[1],
     )
     (found,) = vectors_of(corpus, [name], folder)
     assert max(encoded) == 16

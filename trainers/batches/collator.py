@@ -33,8 +33,9 @@ class CSECollator:
         augmentation: makes the positive of each single sentence: the second column of the batch.
         mask_contrastive_input: True to let the contrast read the masked copies of the objective ``mlm``, as the
             released code of InforMin-CL does, whose collator masks the ids in place.
-        teachers: vectors of the corpus's rows, (rows, D) each, by the items' ``index``. The batch gets those of its
-            rows as ``teacher_0``, ``teacher_1``, …, (B, D) float32.
+        teachers: vectors of the corpus's rows, (rows, D) or (rows, C, D) each, by the items' ``index``. The batch gets
+            those of its rows as ``teacher_0``, ``teacher_1``, …, (B, D) float32, and those of further columns as
+            ``teacher_0_1``, ``teacher_0_2``, …
 
     Raises:
         ValueError: the tokenizer has no padding token, or no mask token that a spec needs; ``max_seq_length`` with
@@ -120,7 +121,10 @@ class CSECollator:
             "return_loss": True,
         }
         for place, vectors in enumerate(self.teachers):
-            batch[f"teacher_{place}"] = torch.from_numpy(vectors[index_B].astype(np.float32))
+            found = torch.from_numpy(vectors[index_B].astype(np.float32))
+            first, *others = [found] if found.ndim == 2 else [each.contiguous() for each in found.unbind(1)]
+            named_others = {f"teacher_{place}_{column}": each for column, each in enumerate(others, start=1)}
+            batch |= {f"teacher_{place}": first, **named_others}
         if self.batch_specs:
             own = self._rows(tokens, range(C * B))
             epoch_B = np.fromiter((row["epoch"] for row in rows), dtype=np.int64, count=B)

@@ -24,25 +24,28 @@ class Teachers:
     Arguments:
         corpus: not a stream.
         names: ``NAME`` or ``NAME:POOLING``, an encoder that :func:`csekit.load_encoder` reads, or a ``.npy`` file with
-            one row for each row of the corpus.
+            one row for each row of the corpus, (rows, D), or (rows, columns, D) for several columns.
         folder: keeps what is computed. The next call takes it, and continues after a kill.
+        columns: how many of the corpus's columns get vectors, from the first one.
 
     Raises:
-        ValueError: the corpus is a stream; an encoder needs a pooling; a file has another number of rows, or values
-            that are not finite.
+        ValueError: the corpus is a stream; an encoder needs a pooling; a file lacks a vector for a sentence, has
+            another number of rows, or values that are not finite.
         FileNotFoundError: there is no such encoder or file.
     """
 
-    def __init__(self, corpus: Corpus, names: Sequence[str], folder: Path) -> None:
+    def __init__(self, corpus: Corpus, names: Sequence[str], folder: Path, columns: int = 1) -> None:
         if names and corpus.streaming:
             raise ValueError("teachers must be left out with streaming: their vectors are computed before training")
-        self.corpus, self.names, self.folder = corpus, list(names), folder
+        self.corpus, self.names, self.folder, self.columns = corpus, list(names), folder, columns
         self.found = [
-            read_vectors(Path(name), corpus.rows) if name.endswith(".npy") else load_teacher(name) for name in names
+            read_vectors(Path(name), corpus.rows, columns) if name.endswith(".npy") else load_teacher(name)
+            for name in names
         ]
 
     def vectors(self, progress: bool = True) -> list[np.ndarray]:
-        """Return the vectors of the corpus's first column, (rows, D), memory-mapped, for each teacher.
+        """Return the vectors of the corpus's first column, (rows, D), or first columns, (rows, columns, D),
+        memory-mapped, for each teacher.
 
         Raises:
             ValueError: the folder holds the vectors of another corpus or encoder.
@@ -50,19 +53,24 @@ class Teachers:
         for place, (name, found) in enumerate(zip(self.names, self.found, strict=True)):
             if isinstance(found, TextEncoder):
                 target = self.folder / f"{place}.npy"
-                self.found[place] = encoded_vectors(self.corpus, found, target, name if progress else None)
+                title = name if progress else None
+                self.found[place] = encoded_vectors(self.corpus, found, target, title, self.columns)
         return [found for found in self.found if isinstance(found, np.ndarray)]
 
 
-def read_vectors(path: Path, rows: int) -> np.ndarray:
-    """Read the vectors of ``rows`` rows, (rows, D), memory-mapped. Errors are those of :class:`Teachers`."""
+def read_vectors(path: Path, rows: int, columns: int = 1) -> np.ndarray:
+    """Read the vectors of ``rows`` rows, (rows, D), or (rows, columns, D) of several columns, memory-mapped.
+
+    Errors are those of :class:`Teachers`."""
     try:
         vectors: np.ndarray = np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path}: not an array of numpy: {error}") from None
-    if vectors.ndim != 2 or vectors.dtype.kind != "f" or len(vectors) != rows:
+    shape = (rows,) if columns == 1 else (rows, columns)
+    if vectors.shape[:-1] != shape or vectors.dtype.kind != "f":
+        each = "" if columns == 1 else f" and {columns} columns"
         raise ValueError(
-            f"{path}: must hold one vector of floating-point numbers for each of the corpus's {rows} rows, "
+            f"{path}: must hold one vector of floating-point numbers for each of the corpus's {rows} rows{each}, "
             f"got an array of shape {vectors.shape} and type {vectors.dtype}"
         )
     for start in range(0, rows, CHUNK):
@@ -71,14 +79,17 @@ def read_vectors(path: Path, rows: int) -> np.ndarray:
     return vectors
 
 
-def encoded_vectors(corpus: Corpus, encoder: TextEncoder, target: Path, title: str | None) -> np.ndarray:
-    """Encode the corpus into ``target``, or take what is there; ``title`` is the progress bar's, None for no bar."""
-    rows = corpus.rows
+def encoded_vectors(
+    corpus: Corpus, encoder: TextEncoder, target: Path, title: str | None, columns: int = 1
+) -> np.ndarray:
+    """Encode the corpus's first columns into ``target``, row by row, or take what is there; ``title`` is the progress
+    bar's, None for no bar."""
+    rows = corpus.rows * columns
     settings: dict[str, Any] = {
         "input": {
             "name": corpus.name,
-            "sha256": texts_digest(corpus),
-            "column": corpus.columns[0],
+            "sha256": texts_digest(corpus, columns),
+            "column": ", ".join(corpus.columns[:columns]),
             "rows": rows,
         },
         "output": {"kind": "npy", "dtype": "float32"},
@@ -94,7 +105,7 @@ def encoded_vectors(corpus: Corpus, encoder: TextEncoder, target: Path, title: s
         with (
             open_sink(target, "npy", "float32", rows, 0, record["done"]) as sink,
             tqdm(total=rows, initial=record["done"], unit=" sentences", desc=title, disable=title is None) as bar,
-            closing(encoder.encode_chunks(chunks(corpus, record["done"]))) as found,
+            closing(encoder.encode_chunks(chunks(corpus, record["done"], columns))) as found,
         ):
             for rows_nD in found:
                 sink.write(record["done"], [], rows_nD)
@@ -103,7 +114,8 @@ def encoded_vectors(corpus: Corpus, encoder: TextEncoder, target: Path, title: s
                 bar.update(len(rows_nD))
             sink.finish(record["done"])
         write_record(path, record | {"complete": True})
-    return read_vectors(target, rows)
+    vectors = read_vectors(target, rows)
+    return vectors if columns == 1 else vectors.reshape(corpus.rows, columns, -1)
 
 
 def load_teacher(teacher: str) -> TextEncoder:
@@ -115,18 +127,21 @@ def load_teacher(teacher: str) -> TextEncoder:
     return encoder
 
 
-def chunks(corpus: Corpus, start: int = 0) -> Iterator[list[str]]:
-    """Yield the texts of the first column from row ``start`` on, ``CHUNK`` at a time."""
+def chunks(corpus: Corpus, start: int = 0, columns: int = 1) -> Iterator[list[str]]:
+    """Yield the texts of the first columns, row by row, from text ``start`` on, ``CHUNK`` at a time."""
     dataset: Any = corpus.dataset
-    for first in range(start, len(dataset), CHUNK):
-        items = dataset.__getitems__(range(first, min(first + CHUNK, len(dataset))))
-        yield [item["texts"][0] for item in items]
+    for first in range(start, len(dataset) * columns, CHUNK):
+        stop = min(first + CHUNK, len(dataset) * columns)
+        items = dataset.__getitems__(range(first // columns, (stop - 1) // columns + 1))
+        texts = [text for item in items for text in item["texts"][:columns]]
+        skipped = first - first // columns * columns
+        yield texts[skipped : skipped + stop - first]
 
 
-def texts_digest(corpus: Corpus) -> str:
-    """Return the SHA-256 of the texts of the first column in their order."""
+def texts_digest(corpus: Corpus, columns: int = 1) -> str:
+    """Return the SHA-256 of the texts of the first columns in their order."""
     digest = hashlib.sha256()
-    for texts in chunks(corpus):
+    for texts in chunks(corpus, columns=columns):
         for text in texts:
             digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()
