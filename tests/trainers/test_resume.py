@@ -110,13 +110,16 @@ def test_a_run_that_was_killed_or_stopped_ends_bitwise_like_one_that_was_not(
 
 @pytest.mark.slow
 def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any], tmp_path: Path) -> None:
-    """The generator's draws come from torch's own random state, which a checkpoint holds; the positives from none."""
-    options = {"method": "diffcse", "fields": {}, "max_steps": 10, "eval_steps": 4, "augmentation": "shuffle"}
+    """The generator's draws and the noise come from torch's own random state, which a checkpoint holds; the positives
+    from none. The queue and the momentum copy are in the checkpoint."""
+    fields = {"noise_weight": 1.0, "queue_weight": 1.0, "queue_size": 20}
+    options = {"method": "diffcse", "fields": fields, "max_steps": 10, "eval_steps": 4, "augmentation": "shuffle"}
     straight, killed = (base | {"output_dir": str(tmp_path / name)} | options for name in ("straight", "killed"))
     resumed = killed | {"resume": True, "dataloader_num_workers": 2}
     assert run_jobs(tmp_path, [straight, killed | {"signal": [6, int(signal.SIGKILL)]}, resumed]) == [0, -9, 0]
     assert_same(killed, straight)
     assert {"loss/rtd", "metrics/rtd_accuracy_replaced", "metrics/rtd_accuracy_kept"} <= entries(straight)[0].keys()
+    assert {"objectives.queue.keys_MH", "objectives.queue.count"} <= tensors(straight).keys()
 
 
 @pytest.mark.slow
