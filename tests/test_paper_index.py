@@ -45,7 +45,19 @@ def options() -> list[str]:
 @pytest.mark.parametrize("name", options())
 def test_an_option_of_a_preset_is_known(name: str, capsys: pytest.CaptureFixture) -> None:
     """A word that is no number is refused with the option's own name, or read: never as an unknown option."""
-    words = ["--method", "joint", "--objectives", "aux_mlm", "rtd", "edited", "dcm", "icm", "reconstruction", "mlm", "guided"]
+    words = [
+        "--method",
+        "joint",
+        "--objectives",
+        "aux_mlm",
+        "rtd",
+        "edited",
+        "dcm",
+        "icm",
+        "reconstruction",
+        "mlm",
+        "guided",
+    ]
     try:
         parse_run_arguments([*words, "--model_name_or_path", "x", "--train_file", "y", f"--{name}", "0"])
     except SystemExit:

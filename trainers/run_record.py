@@ -77,6 +77,12 @@ def method_of(kind: type) -> str:
     return next((names[base] for base in kind.__mro__ if base in names), "joint")
 
 
+def teachers_of(trainer: Any) -> dict[str, Any]:
+    """Return the names of the run's teachers under ``teachers``, folders as their last part; nothing without any."""
+    names = [Path(name).name if os.path.isabs(name) else name for name in trainer.args.teachers or []]
+    return {"teachers": names} if names else {}
+
+
 def warmup_of(trainer: Any) -> dict[str, Any]:
     """Return the record of the objectives' warm-up under ``objective_warmup``, nothing for a run without one."""
     path = Path(str(trainer.args.output_dir)) / OBJECTIVES_FOLDER / RECORD
@@ -117,7 +123,7 @@ def trainer_results(trainer: Any) -> dict[str, Any]:
             "corpus": trainer.corpus.describe(),
             "positives": positives_of(trainer),
             "config": kept | {"encoder": encoder.model_type},
-            "arguments": changed_arguments(trainer.args),
+            "arguments": changed_arguments(trainer.args) | teachers_of(trainer),
             "seed": trainer.args.seed,
             "dev": {
                 "metric": metric,

@@ -103,6 +103,8 @@ def test_a_resumed_run_has_the_queue_the_copy_and_the_noise_of_one_that_went_on(
     assert {"metrics/guided_left_out", "metrics/noise_cosine", "metrics/queue_cosine"} <= logs[-1].keys()
     assert logs[0]["metrics/queue_cosine"] != 0  # the second of two accumulated batches has a queue
     folder = resumed.save_run()
-    assert "guided" in (folder / "README.md").read_text(encoding="utf-8")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"`teachers`: ['{small_backbone.name}:cls']" in card
+    assert "'name': 'queue', 'weight': 1.0, 'size': 20" in card
     exported = load_encoder(folder, "cls").encode(["the dog runs ."])
     np.testing.assert_allclose(exported, resumed.embed(["the dog runs ."]), atol=1e-5)
