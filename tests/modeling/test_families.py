@@ -56,6 +56,20 @@ def test_save_and_reload_bitwise(family, built, batch, tmp_path):
     assert torch.equal(built(**batch).loss, again(**batch).loss)
 
 
+def test_a_momentum_copy(family, checkpoint, batch):
+    fields = {"queue_weight": 1.0, "queue_size": 6, "pooling": "first_last_mean"}
+    model = SimCSEModel.from_backbone(checkpoint(family), **fields).train()
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = model(**batch)
+        output.loss.backward()
+    queue = model.objectives["queue"]
+    torch.testing.assert_close(dict(queue.encoder.named_parameters()), dict(model.backbone.named_parameters()))
+    assert queue.keys_MH.norm(dim=-1).min() > 0
+    assert queue.encoder.config._attn_implementation == model.backbone.config._attn_implementation
+    assert 0 < output.metrics["queue_cosine"] <= 1
+
+
 def test_padding_does_not_matter(family, built, make_batch, encoder_config):
     pad = encoder_config(family).pad_token_id
     batch = make_batch(4, 0, 9, pad=pad)
