@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from csekit.modeling import CSEModel
 from csekit.modeling.random_streams import own_stream, state_seed
@@ -110,6 +111,39 @@ def test_a_guide_judges_hard_negatives_too_and_one_text_has_one_vector(checkpoin
     assert found.metrics["guided_left_out"] == 0  # no sentence is closer than the sentence itself
     with pytest.raises(ValueError, match="needs the guide's vectors 'teacher_0_2' in the batch"):
         model(**{name: value for name, value in batch.items() if name != "teacher_0_2"})
+
+
+@pytest.mark.parametrize(("rule", "strategy"), [("margin", "absolute"), ("relative_margin", "relative")])
+@pytest.mark.parametrize("margin", [0.0, 0.25])
+def test_the_rules_are_those_of_sentence_transformers(checkpoint, batch_of, rule, strategy, margin):
+    losses = pytest.importorskip("sentence_transformers.losses", reason="needs the extra 'st'")
+
+    class Given(torch.nn.Module):
+        """An encoder whose embeddings are in its input."""
+
+        tokenizer, max_seq_length = AutoTokenizer.from_pretrained(checkpoint("bert")), 32
+
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+        def __getitem__(self, place):
+            return self
+
+        def forward(self, features):
+            return {"sentence_embedding": features[self.name]}
+
+    fields = {"guided_rule": rule, "guided_margin": margin}
+    model = build(checkpoint, guided_weight=1.0, **fields)
+    batch, (t1, t2) = with_guide(batch_of(model))
+    z1, z2 = model.encode_views(batch["input_ids"], batch["attention_mask"]).z
+    theirs = losses.GISTEmbedLoss(
+        Given("z"), Given("t"), TAU, strategy, margin, contrast_anchors=False, contrast_positives=False
+    )
+    expected = theirs([{"z": z1, "t": t1}, {"z": z2, "t": t2}], None)
+    output = model(**batch)
+    torch.testing.assert_close(output.loss, expected)
+    assert output.metrics["guided_left_out"] > 0
 
 
 def test_bounds_hold_within_rounding(checkpoint, make_batch):
