@@ -10,13 +10,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from csekit.encoding.hub import hub_or_cache
 from csekit.encoding.json_files import read_json
 from csekit.encoding.pretrained import check_finite_weights
 from csekit.encoding.schema import Schema, check_schema
 from csekit.encoding.unfinished import interrupted_run
 from csekit.modeling.drafts import is_unfinished
 from csekit.modeling.export import TEMPLATE_POOLING
+from csekit.modeling.hub import hub_or_cache
 
 _ST_POOLINGS = {
     "pooling_mode_cls_token": "cls",

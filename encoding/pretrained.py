@@ -15,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
-from csekit.encoding.hub import hub_or_cache
 from csekit.encoding.imports import import_hint
 from csekit.encoding.unfinished import interrupted_run
+from csekit.modeling.hub import from_hub
 from csekit.modeling.quiet import quiet_weights
 from csekit.modeling.tokenization import sentence_frame, tokenize
 
@@ -67,8 +67,8 @@ def load_pretrained(auto_class: Any, source: str | Path, **options: Any) -> Any:
     if (told := interrupted_run(source)) is not None:
         raise ValueError(told)
     try:
-        with hub_or_cache(source), quiet_weights():
-            return auto_class.from_pretrained(str(source), trust_remote_code=False, **options)
+        with quiet_weights():
+            return from_hub(auto_class, source, **options)
     except FileNotFoundError:
         raise
     except Exception as error:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
+from .hub import from_hub
 from .quiet import quiet_weights
 
 _HEAD_DROPOUTS = ("classif", "qa", "summary", "pooler")
@@ -50,13 +51,12 @@ def load_backbone(
         ValueError: the checkpoint lacks weights of the encoder.
     """
     options: dict[str, Any] = {"config": config, "dtype": torch.float32, "output_loading_info": True}
-    options["trust_remote_code"] = False
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     if "add_pooling_layer" in inspect.signature(kind).parameters:
         options["add_pooling_layer"] = False
     with quiet_weights():  # of the checkpoint's heads, which are not used
-        backbone, info = AutoModel.from_pretrained(name_or_path, **options)
+        backbone, info = from_hub(AutoModel, name_or_path, **options)
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ValueError(

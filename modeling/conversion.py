@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
 from .backbone import build_backbone
 from .configuration_cse import CSEConfig
+from .hub import from_hub
 from .methods import METHODS
 from .modeling_cse import CSEModel, speed_up
 from .registry import registered
@@ -135,7 +136,7 @@ def convert_checkpoint(
     kind = METHODS[method]
     kind.config_class.check_names(list(config))
     state = read_state(checkpoint)
-    encoder_config = AutoConfig.from_pretrained(str(backbone), trust_remote_code=False)
+    encoder_config = from_hub(AutoConfig, backbone)
     if isinstance(encoder_config, CSEConfig):
         raise ValueError(
             f"--backbone must be the plain encoder that training began with, {backbone} is a training checkpoint"
@@ -150,7 +151,7 @@ def convert_checkpoint(
     report = Conversion()
     report.left_out = _keep_objectives(model_config, encoder_config, state, str(backbone))
     if model_config.prompt_template is not None:
-        tokenizer = AutoTokenizer.from_pretrained(str(backbone), trust_remote_code=False)
+        tokenizer = from_hub(AutoTokenizer, backbone)
         model_config.prompt_mask_offset = sentence_frame(tokenizer, model_config.prompt_template).mask_offset
     model = kind(model_config)
     _account(state, model, start if model_config.projector != "none" else "", report)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from .fast_packing import pack_batches, run_encoder
+from .hub import from_hub
 from .masked_lm_head import Passthrough
 from .quiet import quiet_weights
 
@@ -30,8 +31,8 @@ class Generator:
     def __init__(self, name_or_path: str, vocab_size: int) -> None:
         try:
             with quiet_weights():  # of a pooler, which is not used
-                model, info = AutoModelForMaskedLM.from_pretrained(
-                    name_or_path, output_loading_info=True, dtype=torch.float32
+                model, info = from_hub(
+                    AutoModelForMaskedLM, name_or_path, output_loading_info=True, dtype=torch.float32
                 )
         except OSError as error:
             raise ValueError(
@@ -98,7 +99,7 @@ def check_same_vocabulary(name: str, other: str, role: str) -> None:
     Raises:
         ValueError: the vocabularies differ.
     """
-    ours, theirs = (AutoTokenizer.from_pretrained(each).get_vocab() for each in (name, other))
+    ours, theirs = (from_hub(AutoTokenizer, each).get_vocab() for each in (name, other))
     different = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
     if different:
         token = min(different, key=lambda each: (ours.get(each, len(ours)), each))

@@ -14,6 +14,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from .fast_vocabulary_loss import vocabulary_cross_entropy
+from .hub import from_hub
 from .quiet import quiet_weights
 
 logger = logging.getLogger(__name__)
@@ -105,9 +106,7 @@ class MaskedLMHead(nn.Module):
             ValueError: the head is tied, but the checkpoint's output matrix differs from its word embeddings.
         """
         with quiet_weights():
-            source, info = AutoModelForMaskedLM.from_pretrained(
-                name_or_path, output_loading_info=True, dtype=torch.float32
-            )
+            source, info = from_hub(AutoModelForMaskedLM, name_or_path, output_loading_info=True, dtype=torch.float32)
         decoder, embeddings = source.get_output_embeddings(), source.get_input_embeddings()
         if self.decoder is not None:
             self.decoder.weight.data.copy_(decoder.weight.data)

@@ -5,6 +5,7 @@ L tokens, H hidden size.
 """
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from .fast_cache import WHOLE_BATCH, Chunks, check_cacheable
 from .fast_counts import note_batch, note_counts
 from .fast_dropout import speed_up_dropout
 from .fast_packing import pack_batches, run_encoder
+from .hub import from_hub, hub_or_cache
 from .losses import contrast_diagnostics, cosine_logits
 from .objectives import ContrastModifier, Encode, MaskingSpec, Objective, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
@@ -90,10 +92,11 @@ class CSEModel(EncoderWrapper):
 
         Raises:
             ValueError: an unknown field, a value that is not allowed, or a checkpoint without weights of the encoder.
+            FileNotFoundError: it is a name on the Hub, which cannot be reached, and is not in the cache.
         """
         name_or_path = str(name_or_path)
         cls.config_class.check_names(list(config))
-        encoder_config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
+        encoder_config = from_hub(AutoConfig, name_or_path)
         if isinstance(encoder_config, CSEConfig):
             raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
         encoder_config.dtype = torch.float32
@@ -102,7 +105,7 @@ class CSEModel(EncoderWrapper):
         for settings in model_config.objectives:
             settings.complete(name_or_path)
         if model_config.prompt_template is not None:
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
+            tokenizer = tokenizer or from_hub(AutoTokenizer, name_or_path)
             model_config.prompt_mask_offset = sentence_frame(tokenizer, model_config.prompt_template).mask_offset
         with torch.device("meta"):
             skeleton = build_backbone(encoder_config)
@@ -119,8 +122,11 @@ class CSEModel(EncoderWrapper):
 
         Raises:
             ValueError: an objective of the checkpoint is not registered.
+            FileNotFoundError: it is a name on the Hub, which cannot be reached, and is not in the cache.
         """
-        loaded = super().from_pretrained(*args, **kwargs)
+        source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        with hub_or_cache(source) if source is not None else nullcontext():
+            loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.freeze()
         speed_up(model)

@@ -28,6 +28,7 @@ from .drafts import whole_files
 from .export import MODEL_FILES, length_limit, save_tokenizer
 from .fast_dropout import speed_up_dropout
 from .fast_packing import run_encoder
+from .hub import from_hub
 from .masked_lm_head import MaskedLMHead
 from .quiet import quiet_weights
 
@@ -102,12 +103,13 @@ class InfoCSEForPreTraining(EncoderWrapper):
         Raises:
             ValueError: an unknown field, a value that is not allowed, a checkpoint that lacks weights of the encoder,
                 or a family without auxiliary head.
+            FileNotFoundError: it is a name on the Hub, which cannot be reached, and is not in the cache.
         """
         name_or_path = str(name_or_path)
         known = set(inspect.get_annotations(cls.config_class)) - {"encoder_config", "model_type", "sub_configs"}
         if unknown := sorted(set(config) - known):
             raise ValueError(f"{cls.config_class.__name__} has no field {unknown[0]!r}; it has {sorted(known)}")
-        encoder_config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
+        encoder_config = from_hub(AutoConfig, name_or_path)
         if hasattr(encoder_config, "encoder_config"):
             raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
         encoder_config.dtype = torch.float32

@@ -15,6 +15,7 @@ from transformers import AutoModel, PreTrainedConfig
 from .distributed import token_mean
 from .fast_counts import first_rows
 from .fast_packing import Packing
+from .hub import from_hub
 from .objectives import Encode, MaskedCopy, Objective, TargetCopy, TargetSpec, Views
 from .quiet import quiet_weights
 from .sentence_decoder import SentenceDecoder
@@ -146,7 +147,7 @@ class InformationCompensation(Objective):
     def init_from_checkpoint(self, name_or_path: str) -> None:
         if self.output is not None:
             with quiet_weights():
-                words = AutoModel.from_pretrained(name_or_path, dtype=torch.float32).get_input_embeddings()
+                words = from_hub(AutoModel, name_or_path, dtype=torch.float32).get_input_embeddings()
             self.output.weight.data.copy_(words.weight.data)
 
     @torch.no_grad()

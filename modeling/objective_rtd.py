@@ -17,6 +17,7 @@ from .conditional_encoder import ConditionalEncoder
 from .distributed import token_mean
 from .editing import ConditionedConfig, EditingConfig, EditingObjective
 from .generator import check_same_vocabulary
+from .hub import from_hub
 from .losses import token_cross_entropy_sum
 from .objectives import EditedCopy, Encode, MaskedCopy, Views
 from .vector_gap import vector_gap
@@ -48,7 +49,7 @@ class ReplacedTokenDetectionConfig(ConditionedConfig, EditingConfig):
         super().complete(name_or_path)
         if self.discriminator not in (None, name_or_path):
             check_same_vocabulary(name_or_path, str(self.discriminator), f"{self.name}_discriminator")
-            self.discriminator_config = AutoConfig.from_pretrained(self.discriminator).to_dict()
+            self.discriminator_config = from_hub(AutoConfig, str(self.discriminator)).to_dict()
             self.discriminator_config.pop("_name_or_path", None)
 
 

@@ -3,15 +3,19 @@
 import re
 import socket
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from transformers import DistilBertConfig, DistilBertModel
 from typer.testing import CliRunner
 
 from csekit.cli import main
-from csekit.encoding import hub, load_encoder
+from csekit.encoding import load_encoder
+from csekit.modeling import CSEModel, InfoCSEForPreTraining, SimCSEModel, hub
+from csekit.trainers import load_corpus
 
 LONG = " ".join(["the man plays the red guitar"] * 8)
 
@@ -81,20 +85,27 @@ def test_an_encoder_shows_its_settings(tiny_folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("command", [["check", "TEXTS", "--model"], ["eval", "--pairs", "TEXTS", "--pooling", "cls"]])
-def test_a_name_on_a_hub_out_of_reach_fails_at_once_with_a_hint(
-    texts: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
-) -> None:
-    asked = []
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """No Hub can be reached. Yields the addresses that were asked for."""
+    asked: list[Any] = []
 
-    def unreachable(address: Any, timeout: float) -> Any:
+    def refuse(address: Any, timeout: float) -> Any:
         asked.append(address)
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "getproxies", dict)
-    monkeypatch.setattr(hub.socket, "create_connection", unreachable)
+    monkeypatch.setattr(hub.socket, "create_connection", refuse)
     hub._reachable.cache_clear()
+    yield asked
+    hub._reachable.cache_clear()
+
+
+@pytest.mark.parametrize("command", [["check", "TEXTS", "--model"], ["eval", "--pairs", "TEXTS", "--pooling", "cls"]])
+def test_a_name_on_a_hub_out_of_reach_fails_at_once_with_a_hint(
+    texts: Path, unreachable: list[Any], command: list[str]
+) -> None:
     (texts.parent / "pairs.tsv").write_text(
         "sentence1\tsentence2\tscore\na man\ta dog\t1\na cat\tthe cat\t5\nx\ty\t2\n"
     )
@@ -102,10 +113,48 @@ def test_a_name_on_a_hub_out_of_reach_fails_at_once_with_a_hint(
     words = [str(given.get(word, word)) for word in command]
     started = time.monotonic()
     found = csekit(*words, "no-such-owner/no-such-model")
-    hub._reachable.cache_clear()
     assert time.monotonic() - started < 30
     assert found.exit_code == 2, found.output
     assert "cannot be reached" in found.output
     assert "no-such-owner/no-such-model" in found.output
     assert found.output.count("\n") == 1
-    assert asked == [("huggingface.co", 443)]
+    assert unreachable == [("huggingface.co", 443)]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        SimCSEModel.from_backbone,
+        InfoCSEForPreTraining.from_backbone,
+        CSEModel.from_pretrained,
+        lambda name: load_corpus(dataset_name=name),
+    ],
+    ids=["from_backbone", "pretraining", "from_pretrained", "load_corpus"],
+)
+def test_python_fails_at_once_as_well_without_the_hub(unreachable: list[Any], call: Callable[[str], Any]) -> None:
+    """Transformers and datasets would try again for half a minute."""
+    started = time.monotonic()
+    with pytest.raises(FileNotFoundError, match="'no-owner/no-name' is no folder here and not in the cache"):
+        call("no-owner/no-name")
+    assert time.monotonic() - started < 15
+    assert unreachable == [("huggingface.co", 443)]
+    assert not constants.HF_HUB_OFFLINE
+
+
+def test_a_model_in_the_cache_is_read_without_the_hub(
+    unreachable: list[Any], tmp_path: Path, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DistilBERT's class does not know add_pooling_layer: the second attempt to load it was reported as a missing
+    model."""
+    snapshot = tmp_path / "hub" / "models--me--small" / "snapshots" / "0"
+    DistilBertModel(
+        DistilBertConfig(vocab_size=len(tiny_tokenizer), dim=8, hidden_dim=8, n_heads=2, n_layers=1)
+    ).save_pretrained(snapshot)
+    tiny_tokenizer.save_pretrained(snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\tscore\na man\ta dog\t1\na cat\tthe cat\t5\nx\ty\t2\n")
+    found = csekit("eval", "--pairs", tmp_path / "pairs.tsv", "--pooling", "mean", "me/small", "--no_progress")
+    assert found.exit_code == 0, found.output
+    assert isinstance(SimCSEModel.from_backbone("me/small").backbone, DistilBertModel)

@@ -136,7 +136,7 @@ def test_name_the_hub_does_not_give(monkeypatch: Any) -> None:
         raise OSError("offline")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
-    monkeypatch.setattr("csekit.encoding.hub._reachable", lambda endpoint: True)
+    monkeypatch.setattr("csekit.modeling.hub._reachable", lambda endpoint: True)
     with pytest.raises(FileNotFoundError, match="'some/model' is no folder, and the Hub did not give it: offline"):
         load_encoder("some/model")
 

@@ -23,6 +23,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from csekit.encoding.provenance import write_json
 from csekit.evaluation.pairs import normal
+from csekit.modeling.hub import from_hub
 from csekit.modeling.quiet import quiet_weights
 
 COLUMNS = ("sent0", "sent1")
@@ -93,10 +94,10 @@ class Translator:
     ) -> None:
         self.settings, self.prefix = settings, prefix
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(name)
+        self.tokenizer: Any = from_hub(AutoTokenizer, name)
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         with quiet_weights():
-            model: Any = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=dtype)
+            model: Any = from_hub(AutoModelForSeq2SeqLM, name, dtype=dtype)
         self.model = model.to(self.device).eval()
         self.room = getattr(self.model.config, "max_position_embeddings", None) or 1024
         self.options = {} if settings.num_beams is None else {"num_beams": settings.num_beams}

@@ -19,6 +19,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from csekit.encoding.text_files import CorpusError, Scan, file_kind, sha256
+from csekit.modeling.hub import hub_or_cache
 from csekit.trainers.data.datasets import SentenceDataset, StreamingSentenceDataset
 from csekit.trainers.data.sources import Source, file_source, hub_name, table_source
 from csekit.trainers.data.tokenizer_report import TokenizerReport, tokenizer_report
@@ -170,7 +171,7 @@ def load_corpus(
         deduplicate: drop rows that repeat an earlier row exactly (by 64-bit hashes). Not for streams.
 
     Raises:
-        FileNotFoundError: no such file.
+        FileNotFoundError: no such file; the Hub cannot be reached, and the data set is not in the cache.
         CorpusError: the texts are not valid; the message names file and line.
         ValueError: the arguments contradict each other.
     """
@@ -186,7 +187,8 @@ def load_corpus(
     else:
         cache = None if cache_dir is None else str(cache_dir)
         name = str(dataset_name)
-        table = datasets.load_dataset(name, dataset_config, split=split, streaming=streaming, cache_dir=cache)
+        with hub_or_cache(name):
+            table = datasets.load_dataset(name, dataset_config, split=split, streaming=streaming, cache_dir=cache)
         source = table_source(table, columns, hub_name(name))
     if streaming:
         corpus = _streamed(source, max_samples)

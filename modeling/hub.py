@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -20,7 +21,7 @@ def hub_or_cache(source: str | Path) -> Iterator[None]:
     """Inside the context, a name on the Hub is looked up in the cache alone if the Hub cannot be reached.
 
     Raises:
-        FileNotFoundError: the Hub cannot be reached, and an error was raised inside for such a name.
+        FileNotFoundError: the Hub cannot be reached, and the files of such a name were not found inside.
     """
     if Path(source).expanduser().exists() or constants.is_offline_mode() or _reachable(constants.ENDPOINT):
         yield
@@ -28,13 +29,23 @@ def hub_or_cache(source: str | Path) -> Iterator[None]:
     constants.HF_HUB_OFFLINE = True
     try:
         yield
-    except Exception as error:
+    except OSError as error:
         raise FileNotFoundError(
             f"{str(source)!r} is no folder here and not in the cache, and {constants.ENDPOINT} cannot be reached: "
-            "give the folder of a model, or download it on another machine (hf download) and copy its cache (HF_HOME)"
+            "give a local folder, or download it on another machine (hf download) and copy its cache (HF_HOME)"
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = False
+
+
+def from_hub(auto_class: Any, source: str | Path, **options: Any) -> Any:
+    """Call ``auto_class.from_pretrained`` for a folder or a name on the Hub. Code in the source is never run.
+
+    Raises:
+        FileNotFoundError: as for :func:`hub_or_cache`.
+    """
+    with hub_or_cache(source):
+        return auto_class.from_pretrained(str(source), trust_remote_code=False, **options)
 
 
 @lru_cache
