@@ -15,7 +15,7 @@ from csekit.modeling import METHODS, OBJECTIVES
 from csekit.trainers import CSETrainingArguments, PretrainingArguments, RunArguments
 from csekit.trainers.scripts.help_text import Option, Section
 from csekit.trainers.scripts.pretraining_runs import PretrainRunArguments, pretrain_sections
-from csekit.trainers.scripts.run_arguments import run_sections
+from csekit.trainers.scripts.run_arguments import parse_run_arguments, run_sections
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,6 +65,28 @@ def test_help_all_has_every_argument_of_transformers(command: str) -> None:
     assert len(shown(command, "--help").splitlines()) < 200 < len(text.splitlines())
 
 
+def shown_name(objective: str, field: str) -> str:
+    """A field that begins with its objective's name is shown without a second one."""
+    return field if f"{field}_".startswith(f"{objective}_") else f"{objective}_{field}"
+
+
+@pytest.mark.parametrize(
+    ("method", "objective", "option", "value"),
+    [("diffcse", "rtd", "rtd_positions", "all"), ("informin", "reconstruction", "reconstruction", "mse")],
+)
+def test_no_option_is_shown_with_its_objective_s_name_twice(
+    method: str, objective: str, option: str, value: str
+) -> None:
+    """The long name is of csekit 0.1 and still works."""
+    words = re.findall(r"--(\w+)", shown("train", "--method", method, "--help"))
+    twice = f"{objective}_{option}"
+    assert words.count(option) == 1
+    assert twice not in words
+    for name in (option, twice):
+        *_, own = parse_run_arguments(["--method", method, f"--{name}", value, "--output_dir", "unused"])
+        assert own == {name: value}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_help_of_a_method_shows_its_fields_with_their_defaults(method: str) -> None:
     found = options(run_sections("--method", method))
@@ -73,7 +95,7 @@ def test_the_help_of_a_method_shows_its_fields_with_their_defaults(method: str) 
     for objective in config.objectives:
         for field, kind in objective.field_types().items():
             if kind is not dict:
-                option = found[f"{objective.name}_{field}"]
+                option = found[shown_name(objective.name, field)]
                 value = getattr(objective, field)
                 assert option.text
                 assert option.default == ("" if value is None else f"{value:g}" if kind is float else str(value))
@@ -96,7 +118,8 @@ def test_the_text_of_an_option_names_its_choices(name: str) -> None:
     found = options(run_sections("--method", "joint", "--objectives", name))
     for field, type_ in kind.config_class.field_types().items():
         if type_ is str:
-            missing = [choice for choice in choices(kind, field) if choice not in found[f"{name}_{field}"].text]
+            text = found[shown_name(name, field)].text
+            missing = [choice for choice in choices(kind, field) if choice not in text]
             assert missing == [], f"{name}_{field}"
 
 

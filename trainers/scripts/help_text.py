@@ -39,12 +39,14 @@ class Details:
         texts: the text of each option.
         defaults: the default of each option.
         aliases: a second, shorter name of an option.
+        hidden: names of options that are not shown.
     """
 
     groups: Sequence[Group] = ()
     texts: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    hidden: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def sections(parser: argparse.ArgumentParser, details: Details, full: bool = Fal
     for action in parser._actions:
         actions.setdefault(action.dest, action)  # not --no_<name>, which comes second
     known = {name for group in (*BEFORE_METHOD, *AFTER_METHOD, *details.groups) for name in group.names}
-    known |= set(details.aliases.values())
+    known |= {*details.aliases.values(), *details.hidden}
     foreign = {action.dest for action in parser._actions} & set(TrainingArguments.__dataclass_fields__) - known
     further = set(actions) - known - foreign  # new arguments of csekit
     found = []

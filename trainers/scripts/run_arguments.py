@@ -471,21 +471,26 @@ def _method_details(method: str, objectives: list[str] | None, names: Iterable[s
     texts = argument_texts(CSEConfig) | {"objectives": f"Of method joint: one or more of {', '.join(OBJECTIVES)}."}
     defaults = {name: getattr(config, name) for name in contrast}
     aliases: dict[str, str] = {}
+    hidden: list[str] = []
     for objective in config.objectives:
-        told = argument_texts(type(objective))
-        own = [f"{objective.name}_{field}" for field, of in objective.field_types().items() if of is not dict]
-        for name in own:
-            field = name.removeprefix(f"{objective.name}_")
-            texts[name], defaults[name] = told.get(field, ""), getattr(objective, field, None)
-            if field in names and field not in kind.__dataclass_fields__:
-                aliases[name] = field
+        told, own = argument_texts(type(objective)), []
+        for short in (short for short, of in objective.field_types().items() if of is not dict):
+            name = f"{objective.name}_{short}"
+            if short in names and short not in kind.__dataclass_fields__:
+                if f"{short}_".startswith(f"{objective.name}_"):  # rtd_positions, not rtd_rtd_positions
+                    hidden.append(name)
+                    name = short
+                else:
+                    aliases[name] = short
+            own.append(name)
+            texts[name], defaults[name] = told.get(short, ""), getattr(objective, short, None)
         groups.append(Group(f"Objective {objective.name}", first_line(OBJECTIVES[objective.name]), own))
     others = [f"{name}_weight" for name in OBJECTIVES if name not in [o.name for o in config.objectives]]
     texts |= {name: first_line(OBJECTIVES[name.removesuffix("_weight")]) for name in others}
     groups.append(
         Group("Further objectives", "A weight above 0 adds one to the method, with its own options.", others)
     )
-    return Details(groups, texts, defaults, aliases)
+    return Details(groups, texts, defaults, aliases, hidden)
 
 
 def _unknown(name: str, known: set[str], extra: ExtraFields | None) -> str:
