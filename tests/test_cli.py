@@ -51,6 +51,7 @@ def test_eval_prints_a_table_and_writes_results(tmp_path: Path, tiny_folder: Pat
     assert compared.exit_code == 0
     assert "+0.00" in compared.output
     assert "1.0000" in compared.output
+    assert f"A: {output}; B: {output}" in compared.output.splitlines()
 
 
 def test_suites_share_one_file_and_a_broken_one_is_found_before_encoding(

@@ -1,10 +1,9 @@
 """The progress of a training on the terminal: a line for each log entry in aligned columns, and a live bar.
 
-    step  epoch     loss  contrastive     rtd  stsb_spearman  rows/s   left
-      25   0.02   0.3120       0.2871  0.0249                    412   0:52
-      50   0.03   0.2015       0.1790  0.0225         83.12*     409   0:49
-
-``*`` marks the best dev score so far.
+step  epoch     loss  contrastive     rtd  stsb_spearman  rows/s   left
+  25   0.02   0.3120       0.2871  0.0249                    412   0:52
+  50   0.03   0.2015       0.1790  0.0225         83.12*     409   0:49
+* best stsb_spearman so far; the weights of step 50 are kept
 """
 
 import json
@@ -29,10 +28,12 @@ class ProgressLines(TrainerCallback):
 
     Arguments:
         log_format: ``table`` or ``json``.
+        label: the word in front of the bar.
     """
 
-    def __init__(self, log_format: str = "table") -> None:
+    def __init__(self, log_format: str = "table", label: str = "step") -> None:
         self.log_format = log_format
+        self.label = label
         self._row: dict[str, Any] = {}
         self._head: list[str] = []
         self._bar: Progress | None = None
@@ -55,7 +56,7 @@ class ProgressLines(TrainerCallback):
         ):
             columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
             self._bar = Progress(*columns, console=Console(), transient=True)
-            self._task = self._bar.add_task("step", total=state.max_steps, completed=state.global_step)
+            self._task = self._bar.add_task(self.label, total=state.max_steps, completed=state.global_step)
             self._bar.start()
 
     def on_step_begin(
@@ -101,11 +102,17 @@ class ProgressLines(TrainerCallback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+        if state.is_world_process_zero and self._head and state.best_global_step:
+            metric = str(args.metric_for_best_model).removeprefix("eval_")
+            kept = args.load_best_model_at_end and state.global_step >= state.max_steps
+            print(
+                f"* best {metric}{f'; the weights of step {state.best_global_step} are kept' if kept else ' so far'}"
+            )
 
     # Lines
 
     #: Names in the log that have another form in the columns.
-    _SHORT: ClassVar[dict[str, str]] = {"learning_rate": "rate"}
+    _SHORT: ClassVar[dict[str, str]] = {"learning_rate": "lr"}
 
     def _take(self, name: str, value: float, metric: str, greater: bool) -> None:
         """Put an entry of the log into the row."""
@@ -138,7 +145,7 @@ class ProgressLines(TrainerCallback):
         new = [name for name in row if name not in self._head]
         if new:
             order = ["step", "epoch", "loss"]
-            tail = ["rate", "grad_norm", "rows/s", "left"]
+            tail = ["lr", "grad_norm", "rows/s", "left"]
             named = [name for name in dict.fromkeys([*self._head, *row]) if name not in (*order, *tail)]
             self._head = [*order, *named, *tail]
             self._print(self._head)

@@ -130,16 +130,16 @@ def test_sentences_of_evaluation_sets_are_counted_told_and_left_out_where_asked(
     files = {"train_file": tmp_path / "t.tsv", "dev_file": tmp_path / "dev.tsv"}
 
     assert run(tmp_path / "plain", **files) == 0
-    assert "2 rows hold a sentence of an evaluation set (dev (dev) 4 of 6)" in capsys.readouterr().out
+    assert "2 rows hold a sentence of an evaluation set (dev 4 of 6)" in capsys.readouterr().out
     assert run(tmp_path / "filtered", filter_overlap=True, **files) == 0
     assert "28 of 30 rows used; 2 with a sentence of an evaluation set left out" in capsys.readouterr().out
     plain, filtered = results_of(tmp_path / "plain"), results_of(tmp_path / "filtered")
-    found = {"rows": 2, "texts": 3, "sets": {"dev (dev)": {"sentences": 4, "of": 6}}}
+    found = {"rows": 2, "texts": 3, "sets": {"dev": {"sentences": 4, "of": 6}}}
     assert plain["overlap"] == found | {"filtered": False}
     assert filtered["overlap"] == found | {"filtered": True}
     assert (plain["corpus"]["used"], filtered["corpus"]["used"], filtered["corpus"]["filtered"]) == (30, 28, 2)
     cards = [(tmp_path / name / "README.md").read_text(encoding="utf-8") for name in ("plain", "filtered")]
-    assert "2 of the training rows hold a sentence of an evaluation set (dev (dev))" in cards[0]
+    assert "2 of the training rows hold a sentence of an evaluation set (dev)" in cards[0]
     assert "training rows hold" not in cards[1]
 
     assert run(tmp_path / "share", filter_overlap=True, train_fraction=0.5, **files) == 0

@@ -104,7 +104,7 @@ def test_the_results_hold_setting_scores_and_log(finished: tuple[Path, str], dat
     expected |= {"environment", "seconds", "similarities", "format", "positives", "overlap"}
     assert expected == results.keys()
     assert results["positives"] == "dropout"
-    assert set(results["overlap"]["sets"]) == {"dev (dev)", "test"}
+    assert set(results["overlap"]["sets"]) == {"dev", "test"}
     assert results["overlap"]["filtered"] is False
     assert (results["name"], results["method"], results["backbone"]) == ("encoder", "simcse", "tiny-bert")
     assert results["corpus"]["name"] == "texts.txt"

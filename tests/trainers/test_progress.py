@@ -21,7 +21,7 @@ def lines(small_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], **
 def test_a_line_for_each_log_entry_in_aligned_columns(
     small_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer, printed = lines(small_run, tmp_path, capsys, method="informin")
+    trainer, (*printed, best) = lines(small_run, tmp_path, capsys, method="informin")
     heads = [line for line in printed if line.split()[0] == "step"]
     rows = [line.split() for line in printed if line.split()[0] != "step"]
     assert heads[0].split() == [
@@ -30,7 +30,7 @@ def test_a_line_for_each_log_entry_in_aligned_columns(
         "loss",
         "contrastive",
         "reconstruction",
-        "rate",
+        "lr",
         "grad_norm",
         "rows/s",
         "left",
@@ -43,6 +43,7 @@ def test_a_line_for_each_log_entry_in_aligned_columns(
     shown = [row[5] for row in rows if row[0] in ("4", "8")]
     assert [score.rstrip("*") for score in shown] == [f"{score:.2f}" for score in scores]
     assert [score.endswith("*") for score in shown] == [True, scores[1] > scores[0]]
+    assert best == f"* best dev_spearman; the weights of step {trainer.state.best_global_step} are kept"
     # a column's numbers end where its name ends
     starts = heads[-1]
     for line in (line for line in printed[printed.index(starts) + 1 :]):

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import BertConfig, ProgressCallback
+from transformers import BertConfig
 
 from csekit import __version__
 from csekit.modeling import InfoCSEForPreTraining, InfoCSEPretrainingConfig
@@ -154,7 +154,7 @@ def demo_encoder(cache_dir: str | Path, settings: DemoSettings | None = None, pr
     Arguments:
         cache_dir: the folder of the cache, which is created if it does not exist.
         settings: size and training; default: those of :class:`DemoSettings`.
-        progress: True to show a progress bar.
+        progress: True to say what is done, with a live bar on a terminal.
 
     Returns:
         A folder with a ``BertForMaskedLM``, its tokenizer, the auxiliary head in a subfolder, and ``sentences.txt``.
@@ -165,7 +165,9 @@ def demo_encoder(cache_dir: str | Path, settings: DemoSettings | None = None, pr
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    logger.info("training the demo encoder on %d sentences, once: %s", len(sentences), target)
+    if progress:
+        told = f"Pre-training a small encoder on {len(sentences):,} sentences, {settings.steps} steps"
+        print(f"{told}. This is done once: {target}", flush=True)
     part = Path(tempfile.mkdtemp(prefix=".demo-encoder-", dir=target.parent))
     try:
         with preserved_rng():
@@ -215,7 +217,7 @@ def _pretrain(sentences: list[str], settings: DemoSettings, folder: Path, progre
     trainer = PretrainingTrainer(model, args, blocks, tokenizer, unseen)
     trainer.remove_callback(ProgressLines)
     if progress:
-        trainer.add_callback(QuietProgress)
+        trainer.add_callback(Bar(label="pre-train"))
     trainer.train()
     if trainer.stop_on_terminate.interrupted:
         raise SystemExit(143)  # a half-trained encoder never enters the cache
@@ -223,8 +225,8 @@ def _pretrain(sentences: list[str], settings: DemoSettings, folder: Path, progre
     model.export_checkpoint(folder, tokenizer)
 
 
-class QuietProgress(ProgressCallback):
-    """The Trainer's progress bar without its log entries."""
+class Bar(ProgressLines):
+    """The live bar of a training without its lines."""
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         pass

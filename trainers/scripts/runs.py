@@ -181,7 +181,7 @@ def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
     dev = load_dev(run)
     transfer = load_transfer(str(run.data_dir), run.select_on) if run.select_on != "sts" else []
     tests = load_tests(run) if args.do_predict or run.filter_overlap else []
-    sets = [*([(f"{dev.name} (dev)", [dev])] if dev else []), *((task.name, task.subsets) for task in tests)]
+    sets = [*([(_told_dev(dev.name), [dev])] if dev else []), *((task.name, task.subsets) for task in tests)]
     overlap = find_overlap(corpus, sets) if run.filter_overlap else None
     if overlap is not None:
         corpus = without_rows(corpus, overlap.rows)
@@ -195,9 +195,14 @@ def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
         overlap = find_overlap(corpus, sets)
     print(f"{corpus.name}: {corpus.report.summary()}")
     if overlap is not None:
-        own = [name for name, file in (("dev (dev)", run.dev_file), ("test", run.test_file)) if file]
+        own = [name for name, file in ((_told_dev("dev"), run.dev_file), ("test", run.test_file)) if file]
         print(f"{corpus.name}: {overlap.summary(run.filter_overlap, own if len(corpus.columns) == 1 else [])}")
     return RunData(corpus, dev, tests if args.do_predict else [], overlap, run.filter_overlap, transfer)
+
+
+def _told_dev(name: str) -> str:
+    """Return the name of a dev set that tells it from a test set."""
+    return name if name == "dev" else f"{name} (dev)"
 
 
 def check_positives(corpus: Corpus) -> None:
@@ -345,19 +350,28 @@ def advice(metric: str, before: dict[str, float], after: dict[str, float]) -> st
     )
 
 
+#: The better direction of the criteria without labels, which are of a sample of the corpus.
+_MEANING = {
+    "alignment": "lower: two views of a text are closer",
+    "uniformity": "lower: texts spread more evenly",
+    "effective_rank": "higher: more dimensions are in use",
+}
+
+
 def before_and_after(
     before: tuple[dict[str, float], STSScores | None], after: tuple[dict[str, float], STSScores | None]
 ) -> str:
-    """Return a table of the scores before and after training, for a terminal."""
+    """Return a table of the scores before and after training with the better direction of each, for a terminal."""
     words = {name: name.replace("_spearman", " Spearman").replace("_accuracy", " accuracy") for name in after[0]}
-    rows = [(words[name], before[0].get(name), value) for name, value in after[0].items()]
+    higher = "× 100; higher is better"
+    rows = [(words[name], before[0].get(name), value, _MEANING.get(name, higher)) for name, value in after[0].items()]
     if after[1] is not None:
         untrained = before[1].tasks if before[1] is not None else {}
         for name, scores in after[1].tasks.items():
-            rows.append((f"{name} Spearman", untrained[name].all if name in untrained else None, scores.all))
+            rows.append((f"{name} Spearman", untrained[name].all if name in untrained else None, scores.all, higher))
         if after[1].avg is not None:
-            rows.append(("Avg of the seven", None, after[1].avg))
-    lines = [f"{'':28}{'before':>10}{'after':>10}"]
-    for name, first, second in rows:
-        lines.append(f"{name:28}{'' if first is None else f'{first:.2f}':>10}{second:>10.2f}")
+            rows.append(("Avg of the seven", None, after[1].avg, higher))
+    lines = [f"{'':24}{'before':>10}{'after':>10}"]
+    for name, first, second, meaning in rows:
+        lines.append(f"{name:24}{'' if first is None else f'{first:.2f}':>10}{second:>10.2f}  {meaning}")
     return "\n".join(lines)

@@ -47,6 +47,7 @@ def check(
             ["texts that lose accents", f"{report.accents_dropped:.1%}"],
         ]
         typer.echo(table([f"on {report.texts:,} texts", ""], rows) + "\n")
+        typer.echo("The beginning of some texts, and their tokens:")
         for texts in found.sample(_SHOWN):
             typer.echo(f"{texts[0][:80]}\n    {' '.join(tokenizer.tokenize(texts[0])[:24])}")
         if report.truncated_share > _MANY:

@@ -25,7 +25,8 @@ def compare(
             for task, d in differences.items()
         ]
         typer.echo(table(["Spearman × 100", "A", "B", "A − B", "95 % interval", "p (A ≤ B)"], rows))
-        typer.echo(f"{resamples} resamples of the pairs, seed {seed}; p is one-sided")
+        typer.echo(f"A: {a}; B: {b}")
+        typer.echo(f"{resamples} resamples of the pairs, seed {seed}; p, one-sided: the share of them with A ≤ B")
         poolings = [pooling_of(read_results(side[0])) for side in (side_a, side_b)]
         if None not in poolings and poolings[0] != poolings[1]:
             typer.echo(f"note: A pools by {poolings[0]!r}, B by {poolings[1]!r}")

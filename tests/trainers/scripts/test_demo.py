@@ -186,14 +186,30 @@ SENTENCES = [
 ]
 
 
+def test_the_minute_of_pre_training_is_explained_and_fills_no_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bar had no name, and a log got a line of it for each step."""
+    monkeypatch.setattr(demo, "demo_sentences", lambda: SENTENCES)
+    capfd.readouterr()
+    folder = demo_encoder(tmp_path, TINY)
+    printed = capfd.readouterr()
+    assert printed.out.splitlines() == [
+        f"Pre-training a small encoder on {len(SENTENCES)} sentences, 2 steps. This is done once: {folder}"
+    ]
+    assert printed.err == ""
+    assert demo_encoder(tmp_path, TINY) == folder
+    assert capfd.readouterr().out == ""
+
+
 def test_a_stopped_training_leaves_no_encoder_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGTERM ends the training early; the next run once took the half-trained encoder."""
 
-    class Stop(demo.QuietProgress):
+    class Stop(demo.Bar):
         def on_step_begin(self, *args: object, **kwargs: object) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(demo, "QuietProgress", Stop)
+    monkeypatch.setattr(demo, "Bar", Stop)
     with pytest.raises(SystemExit) as end:
         demo_encoder(tmp_path, DemoSettings(steps=3))
     assert end.value.code == 143

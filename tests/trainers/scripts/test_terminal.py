@@ -1,6 +1,7 @@
 """What a training, an evaluation and an encoding leave on the terminal: their own lines, each once."""
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -59,6 +60,8 @@ def test_a_run_prints_no_bars_of_weights_and_ends_with_commands_that_work(
     table = next(i for i, line in enumerate(lines) if line.split() == ["before", "after"])
     end = next(i for i, line in enumerate(lines) if line.startswith("The encoder is in run"))
     assert table < end
+    for line in lines[table + 1 : end - 1]:  # each score says which direction is better
+        assert re.search(r"\d  (× 100; higher|lower|higher)\b", line), line
     following = [line.removeprefix("Next:").split() for line in lines[end + 1 :]]
     assert [command[:3] for command in following] == [["csekit", "report", "run"], ["csekit", "encode", "texts.txt"]]
     for command in following:
