@@ -40,6 +40,7 @@ retrieval = ["pytrec-eval-terrier>=0.5.6"]
 mteb = ["mteb>=2.26", *retrieval]
 ray = ["ray[data]>=2.60"]
 onnx = ["onnx>=1.19", "onnxruntime>=1.25", "onnxscript>=0.6"]
+faiss = ["faiss-cpu>=1.10"]
 
 setup(
     name="csekit",
@@ -90,7 +91,7 @@ setup(
             *ray,
             *trackers,
             *translation,
-            "faiss-cpu>=1.10",
+            *faiss,
             "sentencex>=1.0",
         ],
         "docs": docs,
@@ -103,6 +104,7 @@ setup(
         "mteb": mteb,
         "ray": ray,
         "onnx": onnx,
+        "faiss": faiss,
     },
     entry_points={"console_scripts": ["csekit = csekit.cli:main"]},
 )

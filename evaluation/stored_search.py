@@ -68,7 +68,7 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise ImportError("index 'faiss' needs faiss: pip install faiss-cpu") from error
+        raise ImportError("index 'faiss' needs faiss: pip install 'csekit[faiss]'") from error
     return faiss
 
 

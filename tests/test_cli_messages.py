@@ -1,5 +1,6 @@
 """Small things that a user meets on the first day: names in messages, bars, heads, an encoder printed in a shell."""
 
+import ast
 import re
 import socket
 import time
@@ -17,6 +18,7 @@ from csekit.encoding import load_encoder
 from csekit.modeling import CSEModel, InfoCSEForPreTraining, SimCSEModel, hub
 from csekit.trainers import load_corpus
 
+ROOT = Path(__file__).parents[1]
 LONG = " ".join(["the man plays the red guitar"] * 8)
 
 
@@ -158,3 +160,18 @@ def test_a_model_in_the_cache_is_read_without_the_hub(
     found = csekit("eval", "--pairs", tmp_path / "pairs.tsv", "--pooling", "mean", "me/small", "--no_progress")
     assert found.exit_code == 0, found.output
     assert isinstance(SimCSEModel.from_backbone("me/small").backbone, DistilBertModel)
+
+
+def test_every_extra_that_a_message_or_a_page_names_exists() -> None:
+    setup = ast.walk(ast.parse((ROOT / "setup.py").read_text(encoding="utf-8")))
+    extras: Any = next(node.value for node in setup if isinstance(node, ast.keyword) and node.arg == "extras_require")
+    known = {key.value for key in extras.keys}
+    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    files += [
+        file for room in ("modeling", "encoding", "evaluation", "trainers") for file in (ROOT / room).rglob("*.py")
+    ]
+    named = {
+        name for file in files for name in re.findall(r"(?:csekit|'\.)\[(\w+)\]", file.read_text(encoding="utf-8"))
+    }
+    assert {"faiss", "st", "onnx"} <= named
+    assert named - known == set()

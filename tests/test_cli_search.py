@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,14 @@ def test_the_answers_are_those_of_a_brute_force_search(
     scores = [[answer.pop("score") for answer in side] for side in (answers, wanted)]
     np.testing.assert_allclose(*scores, atol=1e-5)
     assert answers == wanted
+
+
+def test_without_faiss_its_extra_is_named(encoded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    found = search(encoded / "out.npy", "--query", "a cat", "--index", "faiss")
+    assert found.exit_code == 2, found.output
+    assert "pip install 'csekit[faiss]'" in found.output
+    assert found.output.count("\n") == 1
 
 
 def test_queries_of_a_file_and_answers_as_text(encoded: Path) -> None:
