@@ -208,6 +208,21 @@ def test_nothing_is_wider_than_the_screen(opened: Any) -> None:
     assert opened.evaluate(overlaps) == []
 
 
+def test_the_dev_scores_fit_on_a_phone(browser: Any, tmp_path: Path) -> None:
+    """Two of the four columns were out of sight."""
+    scores = {"dev_spearman": 64.36, "alignment": 0.27, "uniformity": -2.66, "effective_rank": 90.34}
+    write_results(tmp_path / "demo.json", results_of("simcse", 1.0) | {"dev": {"before": scores, "after": scores}})
+    write_report(tmp_path / "report.html", build_report([read_run(tmp_path / "demo.json", "demo")]))
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto((tmp_path / "report.html").as_uri())
+    room = page.locator("#table-dev ~ .scroll").first
+    assert room.locator("thead th").all_text_contents() == [
+        "run", "dev set", "alignment", "uniformity", "effective rank",
+    ]  # fmt: skip
+    assert room.evaluate("e => e.scrollWidth - e.clientWidth") == 0
+    page.close()
+
+
 def test_names_with_markup_are_text(tmp_path: Path) -> None:
     """A corpus, a backbone, a task, a term of the loss and settings whose names are HTML."""
     name = "<script>alert(1)</script><a href='javascript:alert(2)'>\"&"

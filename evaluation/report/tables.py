@@ -175,9 +175,9 @@ def _retrieval_papers(name: str, runs: Sequence[ReportRun]) -> list[PaperRow]:
 
 
 def _geometry(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
-    columns = ["alignment", "uniformity", "mean_cosine", "effective_rank"]
+    columns = {name: name.replace("_", " ") for name in ("alignment", "uniformity", "mean_cosine", "effective_rank")}
     rows: list[tuple[str, str, Scores]] = [
-        (run.label, "ours", {name: entry.get(name) for name in columns})
+        (run.label, "ours", {title: entry.get(name) for name, title in columns.items()})
         for run in runs
         if (entry := run.content.get("geometry"))
     ]
@@ -185,7 +185,11 @@ def _geometry(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
         return []
     sets = sorted({str(run.content["geometry"].get("set")) for run in runs if run.content.get("geometry")})
     caption = f"On {', '.join(sets)}. Alignment and uniformity: lower is better."
-    return [_table("table-geometry", "Geometry", caption, columns, rows, _papers("geometry", runs), decimals=3)]
+    return [
+        _table(
+            "table-geometry", "Geometry", caption, list(columns.values()), rows, _papers("geometry", runs), decimals=3
+        )
+    ]
 
 
 def settings_tables(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
