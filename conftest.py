@@ -1,7 +1,9 @@
-"""Fixtures that several packages' tests share: the data folder, and a tiny BERT with its tokenizer."""
+"""Fixtures that several packages' tests share: the data folder, a browser, and a tiny BERT with its tokenizer."""
 
 import os
 import runpy
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,23 @@ def data_dir() -> Path:
 def host_waits() -> Any:
     """``with host_waits() as waits``: ``waits.found`` lists what would make the host wait for a GPU."""
     return runpy.run_path(str(Path(__file__).parent / "tests" / "host_waits.py"))["HostWaits"]
+
+
+BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium: the one that CSEKIT_CHROMIUM names, the system's, or playwright's own."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as running:
+        named = os.environ.get("CSEKIT_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+        program = named or running.chromium.executable_path
+        if not Path(program).exists():
+            pytest.skip("no Chromium found: install chromium, or name one in CSEKIT_CHROMIUM")
+        started = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()
 
 
 @pytest.fixture(scope="session")

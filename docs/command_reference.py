@@ -1,5 +1,6 @@
 """Write ``docs/commands.md`` from the commands themselves: ``python docs/command_reference.py``."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ the objective's name may be left out: `--probability` for `--aux_mlm_probability
 
 
 def cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    """A text for a table, with options as code."""
+    return re.sub(r"--\w+", r"`\g<0>`", " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;"))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

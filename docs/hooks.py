@@ -26,6 +26,7 @@ _DOORS = """
 [Quickstart](quickstart.md){ .md-button .md-button--primary } [Choose a method](methods.md){ .md-button }
 [Results](results.md){ .md-button } [API](api.md){ .md-button }
 """
+_LONGEST = 36  # characters of inline code that fit on a phone's line
 _INLINE = re.compile(r"(?<!<pre>)<code>([^<]*)</code>")
 
 
@@ -99,6 +100,11 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _unbroken(code: re.Match[str]) -> str:
-    """Keep the words of inline code whole: browsers break lines behind hyphens, as in ``--method``."""
-    words = re.sub(r"\S*-\S*", lambda word: f'<span class="word">{word[0]}</span>', code[1])
+    """Keep the words of inline code whole: browsers break lines behind hyphens, as in ``--method``. Longer ones may
+    break, so that no page is wider than a phone."""
+
+    def marked(word: re.Match[str]) -> str:
+        return f'<span class="word">{word[0]}</span>' if len(word[0]) <= _LONGEST else word[0]
+
+    words = re.sub(r"\S*-\S*", marked, code[1])
     return f"<code>{words}</code>"

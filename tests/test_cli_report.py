@@ -1,7 +1,6 @@
 """``csekit report`` on runs with encoders, and the page in a real browser."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -99,23 +98,6 @@ def test_errors_are_one_line(
     assert message in found.output
     assert found.output.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
-
-
-BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless Chromium: the one that CSEKIT_CHROMIUM names, the system's, or playwright's own."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as running:
-        named = os.environ.get("CSEKIT_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
-        program = named or running.chromium.executable_path
-        if not Path(program).exists():
-            pytest.skip("no Chromium found: install chromium, or name one in CSEKIT_CHROMIUM")
-        started = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,23 @@ def test_the_first_screen_leads_on(site: Path) -> None:
 def test_an_option_is_not_broken_at_its_hyphens(site: Path) -> None:
     page = (site / "methods" / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"<code>[^<]*--\w", page.replace("<pre>", ""))
-    assert ".word { white-space: nowrap; }" in (site / "styles.css").read_text(encoding="utf-8")
+
+
+BROKEN = """() => [...document.querySelectorAll('.md-content code .word')].filter(word => {
+    const line = parseFloat(getComputedStyle(word).fontSize) * 2, box = word.getBoundingClientRect();
+    return box.height > line && box.width < innerWidth / 2; }).map(word => word.textContent)"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", ["commands", "train"])
+def test_no_option_stands_on_two_lines_in_a_browser(site: Path, browser: Any, name: str, width: int) -> None:
+    """On a phone --method was broken behind its hyphens."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto((site / name / "index.html").as_uri())
+    assert page.locator(".md-content code .word").count() > 3
+    assert page.evaluate(BROKEN) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
