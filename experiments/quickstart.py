@@ -1,6 +1,7 @@
 """Run the commands of ``docs/quickstart.md`` in an empty folder, and record their outputs and times.
 
     python -m experiments.quickstart                                    # minutes: it pre-trains a small encoder
+    python -m experiments.quickstart --keep_times                       # on a busy machine: outputs alone
     python -m experiments.tables docs/quickstart.md                     # puts the outputs into the page
 
 Each bash block that a marker ``<!-- table:quickstart/NAME -->`` follows is a step.
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from csekit.encoding.json_files import read_json
 from csekit.encoding.provenance import environment, write_json
 
 ROOT = Path(__file__).parents[1]
@@ -62,15 +64,32 @@ def run_steps(commands: Mapping[str, str], folder: Path) -> dict[str, Any]:
     return found
 
 
+def with_times_of(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the steps of ``found`` with the seconds of an earlier record of the same steps.
+
+    Raises:
+        ValueError: the steps have other names.
+    """
+    if list(earlier) != list(found):
+        raise ValueError(f"--keep_times needs the recorded steps, {list(earlier)}, got {list(found)}")
+    return {name: {**step, "seconds": earlier[name]["seconds"]} for name, step in found.items()}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.quickstart", description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS, help="results file")
+    parser.add_argument(
+        "--keep_times", action="store_true", help="keep the times of the results file, with their machine and load"
+    )
     args = parser.parse_args(argv)
-    load = os.getloadavg()[0]
+    record: dict[str, Any] = {"schema": 1, "environment": environment(), "load": round(os.getloadavg()[0], 2)}
+    if args.keep_times:
+        record = read_json(args.output)
     with tempfile.TemporaryDirectory() as folder:
         found = run_steps(steps(PAGE.read_text(encoding="utf-8")), Path(folder))
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    write_json(args.output, {"schema": 1, "environment": environment(), "load": round(load, 2), "steps": found})
+    found = with_times_of(record["steps"], found) if args.keep_times else found
+    write_json(args.output, record | {"steps": found})
     print(f"written: {args.output}")
     return 0
 

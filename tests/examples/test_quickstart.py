@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from experiments import quickstart
 from experiments.quickstart import PAGE, RESULTS, run_steps, steps
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,23 @@ def test_steps_run_in_order_in_one_folder_and_a_failure_names_its_step(tmp_path:
     (tmp_path / "second").mkdir()
     with pytest.raises(RuntimeError, match=r"bad: .*nowhere"):
         run_steps({"bad": "cat nowhere", "never": "true"}, tmp_path / "second")
+
+
+def test_outputs_are_renewed_with_the_times_of_a_quiet_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, output = tmp_path / "page.md", tmp_path / "results.json"
+    page.write_text("```bash\necho new\n```\n\n<!-- table:quickstart/one -->\n")
+    old = {"seconds": 1.5, "output": ["old"], "commands": "echo old"}
+    output.write_text(json.dumps({"schema": 1, "environment": {"threads": 2}, "load": 0.1, "steps": {"one": old}}))
+    monkeypatch.setattr(quickstart, "PAGE", page)
+    quickstart.main(["--output", str(output), "--keep_times"])
+    kept = json.loads(output.read_text())
+    assert kept["steps"] == {"one": {"seconds": 1.5, "output": ["new"], "commands": "echo new"}}
+    assert (kept["environment"], kept["load"]) == ({"threads": 2}, 0.1)
+    quickstart.main(["--output", str(output)])
+    renewed = json.loads(output.read_text())
+    assert renewed["environment"] != {"threads": 2}
 
 
 def test_the_notebook_is_a_notebook_without_outputs() -> None:
