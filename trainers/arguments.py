@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import SchedulerType
@@ -20,6 +21,9 @@ from csekit.trainers.progress import LOG_FORMATS
 
 #: Steps between evaluations, and how often a shorter run is evaluated.
 EVAL_STEPS, EVALUATIONS = 125, 8
+
+#: What to install for a tracker.
+_TRACKERS = {"tensorboard": "csekit[trackers]", "trackio": "csekit[trackers]", "wandb": "wandb"}
 
 #: Least value of Transformers' whole numbers, and of its other numbers; None is allowed where its type says so.
 _WHOLE = {
@@ -103,6 +107,15 @@ class RunTrainingArguments(TrainingArguments):
         except (TypeError, AttributeError, KeyError, NotImplementedError) as error:
             raise ValueError(f"training arguments: {error}") from error
         _check_scheduler(self)
+        _check_trackers(self)
+
+
+def _check_trackers(args: RunTrainingArguments) -> None:
+    """Raise ValueError for a tracker in ``report_to`` that is not installed."""
+    installed = get_available_reporting_integrations()
+    for name in args.report_to or ():
+        if name in _TRACKERS and name not in installed:
+            raise ValueError(f"report_to {name!r} needs {name}: pip install '{_TRACKERS[name]}'")
 
 
 def _check_numbers(args: RunTrainingArguments) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from csekit.trainers.scripts.train import main as train
+
 
 def test_tensorboard_gets_every_term_under_its_own_name(
     small_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -56,3 +58,17 @@ def test_trackio_keeps_them_in_a_local_file(small_run: Any, tmp_path: Path, monk
         rows = database.execute("select step, metrics from metrics").fetchall()
     kept = "\n".join(str(metrics) for _, metrics in rows)
     assert "loss/contrastive" in kept and "loss/reconstruction" in kept, kept[:500]
+
+
+@pytest.mark.parametrize(("tracker", "package"), [("trackio", "csekit[trackers]"), ("wandb", "wandb")])
+def test_a_tracker_that_is_not_installed_is_told_in_one_line(
+    tracker: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Transformers raised a RuntimeError once the corpus and the encoder were loaded."""
+    monkeypatch.setattr(f"transformers.integrations.integration_utils.is_{tracker}_available", lambda: False)
+    with pytest.raises(SystemExit) as end:
+        train(["--model_name_or_path", "x", "--train_file", "x.txt", "--report_to", tracker, "--output_dir", "unused"])
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert told.endswith(f"error: report_to '{tracker}' needs {tracker}: pip install '{package}'\n")
+    assert told.count("\n") == 1
