@@ -47,7 +47,7 @@ def read_arguments() -> argparse.Namespace:
 def main() -> int:
     given = vars(read_arguments())
     with one_line_errors():
-        corpus = load_corpus(given["corpus"], columns=given["column"], max_samples=given["max_samples"])
+        corpus = load_corpus(given["corpus"], columns=given["column"], max_samples=given["max_samples"], tell=False)
         if len(corpus.columns) != 1:
             raise ValueError(f"{corpus.name} has the columns {', '.join(corpus.columns)}: name one with --column")
         names = BackTranslation.__dataclass_fields__.keys() & given.keys()

@@ -46,6 +46,13 @@ def test_check_says_what_to_raise_for_truncated_texts(texts: Path, tiny_folder: 
     assert small.output == "error: --max_seq_length must be at least 3, two special tokens and one more, got 2\n"
 
 
+def test_check_tells_repeats_once(texts: Path, tiny_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    texts.write_text(texts.read_text() * 2)
+    found = csekit("check", texts, "--model", tiny_folder)
+    assert found.exit_code == 0, found.output
+    assert (found.output + caplog.text).count("8 of 8 rows used; 4 exact duplicates kept") == 1
+
+
 def test_every_command_takes_no_progress(texts: Path, tiny_folder: Path) -> None:
     found = csekit("check", texts, "--model", tiny_folder, "--no_progress")
     assert found.exit_code == 0, found.output

@@ -151,6 +151,7 @@ def load_corpus(
     cache_dir: str | os.PathLike[str] | None = None,
     deduplicate: bool = False,
     dataset_config: str | None = None,
+    tell: bool = True,
 ) -> Corpus:
     """Read and check a corpus of sentences (one column), pairs (two) or triplets (three: anchor, positive, negative).
 
@@ -169,6 +170,7 @@ def load_corpus(
         max_samples: use only this many usable rows, the first ones.
         cache_dir: folder of the cache; default: the cache of ``datasets``.
         deduplicate: drop rows that repeat an earlier row exactly (by 64-bit hashes). Not for streams.
+        tell: log the report; as a warning if there are repeats or very long texts.
 
     Raises:
         FileNotFoundError: no such file; the Hub cannot be reached, and the data set is not in the cache.
@@ -196,7 +198,8 @@ def load_corpus(
         corpus = _from_table(source, max_samples, deduplicate)
     else:
         corpus = _from_files(source, max_samples, deduplicate, cache_dir)
-    _tell(corpus)
+    if tell:
+        _tell(corpus)
     return corpus
 
 

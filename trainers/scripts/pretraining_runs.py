@@ -109,7 +109,9 @@ def load_texts(run: PretrainRunArguments) -> tuple[Corpus, list[str], list[str]]
     Raises:
         ValueError: a file is not valid; the message names file and line.
     """
-    corpus = load_corpus(run.train_file, run.dataset_name, columns=run.columns, max_samples=run.max_train_samples)
+    corpus = load_corpus(
+        run.train_file, run.dataset_name, columns=run.columns, max_samples=run.max_train_samples, tell=False
+    )
     texts = corpus_texts(corpus)
     if run.heldout_file is not None:
         return corpus, texts, corpus_texts(load_corpus(run.heldout_file, columns=run.columns))

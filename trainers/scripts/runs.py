@@ -177,6 +177,7 @@ def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
         columns=run.columns,
         streaming=run.streaming,
         max_samples=run.max_train_samples,
+        tell=False,  # printed below
     )
     dev = load_dev(run)
     transfer = load_transfer(str(run.data_dir), run.select_on) if run.select_on != "sts" else []

@@ -35,7 +35,7 @@ def check(
             raise ValueError(
                 f"--max_seq_length must be at least 3, two special tokens and one more, got {max_seq_length}"
             )
-        found = load_corpus(corpus, columns=columns)
+        found = load_corpus(corpus, columns=columns, tell=False)
         with broken_model_told(model):
             report = found.tokenizer_report(tokenizer, max_seq_length, sample)
         typer.echo(f"{found.name}: {found.report.summary()}\n")

@@ -50,11 +50,14 @@ def train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 def test_a_run_prints_no_bars_of_weights_and_ends_with_commands_that_work(
-    train: Callable[..., int], capfd: pytest.CaptureFixture[str]
+    train: Callable[..., int], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    texts = Path("texts.txt")
+    texts.write_text(texts.read_text() * 2)
     capfd.readouterr()
     assert train(method="joint", objectives="mlm") == 0
     printed = capfd.readouterr()
+    assert (printed.out + printed.err + caplog.text).count("60 exact duplicates kept") == 1
     assert [noise for noise in NOISE if noise in printed.out + printed.err] == []
     lines = printed.out.splitlines()
     table = next(i for i, line in enumerate(lines) if line.split() == ["before", "after"])
