@@ -26,6 +26,10 @@ class CSEConfig(EncoderWrapperConfig):
             the mask token is then the last one, and sentence-transformers needs no code for the export.
         prompt_mask_offset: position of the template's mask token, counted from the first (≥ 0) or the last token
             (< 0). ``from_backbone`` sets it, since it knows the tokenizer.
+        second_prompt_template: template of all views but the first, in training only (PromptBERT); default: the same.
+        subtract_template: subtract the vector of the template alone from each view's pooled state, before the
+            projector and in training only (PromptBERT).
+        prompt_frames: the tokens of the templates, for these two fields; ``from_backbone`` sets it.
         projector: ``tanh`` (SimCSE), ``batchnorm`` (DiffCSE, InfoCSE), ``linear`` (MSSE) or ``none``; training only.
         projector_at_inference: keep the projector for embeddings (supervised SimCSE); False returns the pooled state.
         contrastive_weight: factor of the contrastive term; 0 leaves the term out (InfoCSE Table 5).
@@ -47,6 +51,9 @@ class CSEConfig(EncoderWrapperConfig):
     pooling: str = "cls"
     prompt_template: str | None = None
     prompt_mask_offset: int | None = None
+    second_prompt_template: str | None = None
+    subtract_template: bool = False
+    prompt_frames: list[dict[str, Any]] | None = None
     projector: str = "tanh"
     projector_at_inference: bool = False
     contrastive_weight: float = 1.0
@@ -100,9 +107,21 @@ class CSEConfig(EncoderWrapperConfig):
             )
         if self.pooling == "mask" and self.prompt_template is None:
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
+        self._check_templates()
         names = [objective.name for objective in self.objectives]
         if len(set(names)) < len(names):
             raise ValueError(f"objectives must differ in name, got {names}")
+
+    def _check_templates(self) -> None:
+        for name in ("second_prompt_template", "subtract_template"):
+            check_type(name, getattr(self, name), CSEConfig.__annotations__[name])
+            if getattr(self, name) and self.prompt_template is None:
+                raise ValueError(f"{name} needs a prompt_template with '{{sentence}}' and '{{mask}}', got None")
+        if self.subtract_template and self.projector_at_inference:
+            raise ValueError(
+                "projector_at_inference must be False with subtract_template: the projector is trained on states less "
+                "their template's, and at inference nothing is subtracted, got True"
+            )
 
     # Flat access to the objectives' fields
 

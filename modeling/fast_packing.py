@@ -92,8 +92,10 @@ class Packing:
         return self.mask_NL.flatten().cumsum(0).index_select(0, places_M) - 1
 
     def positions(self, first: int = 0) -> Tensor:
-        """Number the real tokens of each row from ``first``: (1, T) int64."""
-        places_NL = self.mask_NL.to(torch.int64).cumsum(1) + (first - 1)
+        """Number the places of each row from ``first``, its first real token: (1, T) int64. Blanks between real tokens
+        count."""
+        starts_N1 = self.mask_NL.to(torch.int32).argmax(1, keepdim=True)
+        places_NL = torch.arange(self.mask_NL.shape[1], device=self.mask_NL.device) - starts_N1 + first
         return places_NL.flatten().index_select(0, self.index_T).unsqueeze(0)
 
 

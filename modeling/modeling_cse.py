@@ -31,8 +31,8 @@ from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
 from .projectors import build_projector
 from .random_streams import own_stream, state_seed
 from .registry import registered
+from .templates import Templates, locate_templates
 from .text_keys import text_keys
-from .tokenization import sentence_frame
 
 
 class CSEModel(EncoderWrapper):
@@ -43,7 +43,7 @@ class CSEModel(EncoderWrapper):
     ``forward`` takes ``input_ids`` and ``attention_mask``, int64, of one of these shapes:
 
     - (N, L): inference, one embedding per row;
-    - (B, 1, L): training, each sentence is encoded twice under dropout;
+    - (B, 1, L): training, each sentence is encoded twice under dropout (not with ``second_prompt_template``);
     - (B, 2, L): training on pairs, the second column is the positive;
     - (B, 3, L): training on triplets, the third column is the hard negative.
 
@@ -62,6 +62,7 @@ class CSEModel(EncoderWrapper):
         super().__init__(config)
         self.backbone = build_backbone(config.encoder_config) if backbone is None else backbone
         self.projector = build_projector(config.projector, config.hidden_size)
+        self.templates = Templates.of(config)
         self.objectives = nn.ModuleDict(
             {o.name: registered(o.name)(o, config.encoder_config) for o in config.objectives or []}
         )
@@ -106,7 +107,7 @@ class CSEModel(EncoderWrapper):
             settings.complete(name_or_path)
         if model_config.prompt_template is not None:
             tokenizer = tokenizer or from_hub(AutoTokenizer, name_or_path)
-            model_config.prompt_mask_offset = sentence_frame(tokenizer, model_config.prompt_template).mask_offset
+            locate_templates(model_config, tokenizer)
         with torch.device("meta"):
             skeleton = build_backbone(encoder_config)
         model = cls(model_config, backbone=skeleton)
@@ -216,16 +217,30 @@ class CSEModel(EncoderWrapper):
             torch.rand(())  # another seed for the next step
         return views, terms, metrics
 
-    def pooled(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
+    def pooled(
+        self, input_ids_NL: Tensor, attention_mask_NL: Tensor, mask_offset: int | Tensor | None = None
+    ) -> Tensor:
         """Return h (N, H). If the pooling reads one state per row, the last layer computes this state only
-        (``fast_layers.py``)."""
-        return self.pooled_by(self.backbone, input_ids_NL, attention_mask_NL)
+        (``fast_layers.py``).
 
-    def pooled_by(self, backbone: nn.Module, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
-        """Return h (N, H) of the backbone or of a copy."""
-        offset = single_offset(self.config.pooling, self.config.prompt_mask_offset)
+        Arguments:
+            mask_offset: of the template's mask token, one for all rows or (N,), instead of ``prompt_mask_offset``.
+        """
+        return self.pooled_by(self.backbone, input_ids_NL, attention_mask_NL, mask_offset)
+
+    def pooled_by(
+        self,
+        backbone: nn.Module,
+        input_ids_NL: Tensor,
+        attention_mask_NL: Tensor,
+        mask_offset: int | Tensor | None = None,
+    ) -> Tensor:
+        """Return h (N, H) of the backbone or of a copy; ``mask_offset`` as for :meth:`pooled`."""
+        offset: int | Tensor | None = single_offset(self.config.pooling, self.config.prompt_mask_offset)
         if offset is None:
             return self.pooled_and_last(input_ids_NL, attention_mask_NL, backbone)[0]
+        if mask_offset is not None and self.config.pooling == "mask":
+            offset = mask_offset
         places_N = flat_place_of(attention_mask_NL, offset)
         return run_encoder(backbone, attention_mask_NL, input_ids_NL, places_M=places_N).last_hidden_state
 
@@ -239,9 +254,20 @@ class CSEModel(EncoderWrapper):
         h = pool(self.config.pooling, states, attention_mask_NL, self.config.prompt_mask_offset)
         return h, output.last_hidden_state
 
-    def pooled_in_chunks(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
-        """Return h (N, H), computed in chunks if gradients are cached."""
-        return self.chunks(lambda *rows: (self.pooled(*rows),), (input_ids_NL, attention_mask_NL))[0]
+    def pooled_in_chunks(
+        self, input_ids_NL: Tensor, attention_mask_NL: Tensor, mask_offset: int | Tensor | None = None
+    ) -> Tensor:
+        """Return h (N, H), computed in chunks if gradients are cached.
+
+        Arguments:
+            mask_offset: as for :meth:`pooled`.
+        """
+
+        def pooled(ids: Tensor, mask: Tensor, offset: int | Tensor | None = mask_offset) -> tuple[Tensor]:
+            return (self.pooled(ids, mask, offset),)
+
+        rows = (input_ids_NL, attention_mask_NL)
+        return self.chunks(pooled, (*rows, mask_offset) if isinstance(mask_offset, Tensor) else rows)[0]
 
     def embed(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> SentenceEmbeddingOutput:
         """Return the embeddings of inference: the pooled state, projected if ``projector_at_inference``."""
@@ -253,8 +279,26 @@ class CSEModel(EncoderWrapper):
         return SentenceEmbeddingOutput(sentence_embedding=embedding, last_hidden_state=last_hidden_state)
 
     def project(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
-        """Return z (N, H) of texts other than the views, with batch statistics of their own."""
-        return self.projector(self.pooled_in_chunks(input_ids_NL, attention_mask_NL))
+        """Return z (N, H) of texts other than the views, with batch statistics of their own.
+
+        Arguments:
+            input_ids_NL, attention_mask_NL: with the first view's template, if there is one.
+        """
+        h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL)
+        return self.projector(self.without_template(h_NH, attention_mask_NL, 1))
+
+    def without_template(self, h_NH: Tensor, attention_mask_NL: Tensor, views: int) -> Tensor:
+        """Return h less the vector of each row's template alone if the config says so, else h, (N, H).
+
+        The views' own dropout is the same with and without it."""
+        if not self.config.subtract_template:
+            return h_NH
+
+        def encode(ids_RL: Tensor, mask_RL: Tensor, mask_offset: int) -> Tensor:
+            return self.pooled_in_chunks(ids_RL, mask_RL, mask_offset)
+
+        with own_stream("template", state_seed(h_NH.device), h_NH.device):
+            return h_NH - self.templates.vectors(encode, attention_mask_NL, views)
 
     @torch.no_grad()
     def projected(self, h_NH: Tensor) -> Tensor:
@@ -272,14 +316,16 @@ class CSEModel(EncoderWrapper):
             token_counts_BC: (B, C) the number of real tokens of each text, on the host; optional.
         """
         columns = input_ids_BCL.shape[1]
+        if columns == 1 and self.config.second_prompt_template is not None:
+            raise ValueError("input_ids must hold a column for each template, (B, 2, L), got one column")
         ids, mask = (x.transpose(0, 1).flatten(0, 1) for x in (input_ids_BCL, attention_mask_BCL))
         if columns == 1:
             ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
         if token_counts_BC is not None:
             note_counts(mask, [row[column % columns] for column in range(max(columns, 2)) for row in token_counts_BC])
-        h = self.pooled_in_chunks(ids, mask)
-        z = self.projector(h)
         views = max(columns, 2)
+        h = self.pooled_in_chunks(ids, mask, self.templates.offsets(len(ids), views, ids.device))
+        z = self.projector(self.without_template(h, mask, views))
         return Views(h=h.unflatten(0, (views, -1)), z=z.unflatten(0, (views, -1)), input_ids=ids, attention_mask=mask)
 
     def modified(self, views: Views, batch: dict[str, Any], encode: Encode, seed: int) -> Modified:
@@ -327,7 +373,10 @@ class CSEModel(EncoderWrapper):
         Returns:
             (B, K) bool, True at such keys, and the number of rows that have one, ().
         """
-        texts = text_keys(views.input_ids, views.attention_mask).unflatten(0, (views.h.shape[0], -1))
+        V = views.h.shape[0]
+        two = self.config.second_prompt_template is not None
+        mask = self.templates.sentences(views.attention_mask, V) if two else views.attention_mask
+        texts = text_keys(views.input_ids, mask).unflatten(0, (V, -1))
         keys_K = torch.cat([gather_rows(view) for view in texts[columns]])
         same_BK = (keys_K == texts[0][:, None]) | (keys_K == texts[1][:, None])
         others_BK = same_BK.scatter(1, positives_B[:, None], False)

@@ -19,16 +19,19 @@ def mean_over_tokens(states_NLH: Tensor, mask_NL: Tensor) -> Tensor:
     return (states_NLH * weights).sum(1) / weights.sum(1).clamp_min(1e-9)
 
 
-def place_of(mask_NL: Tensor, offset: int) -> Tensor:
+def place_of(mask_NL: Tensor, offset: int | Tensor) -> Tensor:
     """Return the position ``offset`` tokens after each row's first real token; negative offsets count from the last
-    one (−1), (N,) int64."""
+    one (−1), (N,) int64. The offset may be one for all rows, or (N,)."""
     real_NL = mask_NL.to(torch.int32)
+    if isinstance(offset, Tensor):
+        ends_N = mask_NL.shape[1] - real_NL.flip(1).argmax(1)
+        return torch.where(offset >= 0, real_NL.argmax(1), ends_N) + offset
     if offset >= 0:
         return real_NL.argmax(1) + offset
     return mask_NL.shape[1] - real_NL.flip(1).argmax(1) + offset
 
 
-def flat_place_of(mask_NL: Tensor, offset: int) -> Tensor:
+def flat_place_of(mask_NL: Tensor, offset: int | Tensor) -> Tensor:
     """Return ``place_of`` as positions in the flattened (N·L), (N,) int64."""
     N, L = mask_NL.shape
     return torch.arange(0, N * L, L, device=mask_NL.device) + place_of(mask_NL, offset)

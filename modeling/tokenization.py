@@ -43,13 +43,16 @@ class TokenizedTexts:
 
 
 @lru_cache(maxsize=32)
-def sentence_frame(tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> Frame:
+def sentence_frame(
+    tokenizer: PreTrainedTokenizerBase, template: str | None = None, field: str = "prompt_template"
+) -> Frame:
     """Return the ids around a sentence.
 
     Arguments:
         template: contains ``{sentence}`` and ``{mask}``, e.g. ``"{sentence}" means {mask}.`` Its parts are tokenised
             separately, so that sentence and template never share a token. If it ends in ``{mask}``, no special token
             follows, and the mask token is the last one. None means the tokenizer's own, see :func:`own_template`.
+        field: name of the template's setting, for the messages.
 
     Raises:
         ValueError: the template lacks a placeholder, or the tokenizer has no mask token or holds another template.
@@ -59,16 +62,16 @@ def sentence_frame(tokenizer: PreTrainedTokenizerBase, template: str | None = No
         offset = None if template is None else _mask_offset(lead, tail, tokenizer.mask_token_id)
         return Frame(lead, tail, offset)
     if template.count("{sentence}") != 1 or template.count("{mask}") != 1:
-        raise ValueError(f"prompt_template must hold '{{sentence}}' once and '{{mask}}' once, got {template!r}")
+        raise ValueError(f"{field} must hold '{{sentence}}' once and '{{mask}}' once, got {template!r}")
     if tokenizer.mask_token is None:
-        raise ValueError("prompt_template needs a tokenizer with a mask token, this one has none")
+        raise ValueError(f"{field} needs a tokenizer with a mask token, this one has none")
     if tokenizer.mask_token_id in lead + tail:
         held = own_template(tokenizer)
-        raise ValueError(f"prompt_template must be {held!r}, which the tokenizer itself holds, got {template!r}")
+        raise ValueError(f"{field} must be {held!r}, which the tokenizer itself holds, got {template!r}")
     prefix_ids, suffix_ids = _template_ids(tokenizer, template)
     before, after = lead + prefix_ids, suffix_ids + (() if template.endswith("{mask}") else tail)
     if (before + after).count(tokenizer.mask_token_id) != 1:
-        raise ValueError(f"prompt_template must hold one mask token, as '{{mask}}', got {template!r}")
+        raise ValueError(f"{field} must hold one mask token, as '{{mask}}', got {template!r}")
     return Frame(before, after, _mask_offset(before, after, tokenizer.mask_token_id))
 
 

@@ -116,6 +116,7 @@ class CSETrainer(HubTrainer):
             model.config.prompt_template,
             augmentation=make_augmentation(args.augmentation, args.augmentation_rate),
             mask_contrastive_input=args.mask_contrastive_input,
+            second_template=model.config.second_prompt_template,
         )
         limit = length_limit(model.backbone, tokenizer)
         check_length(collator.max_length, args.max_seq_length, limit, "the encoder's limit")
@@ -447,7 +448,8 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
         )
     augmentation = make_augmentation(args.augmentation, args.augmentation_rate)
     check_augmentation(augmentation, corpus, further)
-    if len(corpus.columns) - further == 1 and augmentation is None and not any(dropout.values()):
+    one_text = len(corpus.columns) - further == 1 and augmentation is None
+    if one_text and model.config.second_prompt_template is None and not any(dropout.values()):
         raise ValueError(
             f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
             "set dropout, e.g. --dropout 0.1, choose an --augmentation, or train on pairs"

@@ -88,6 +88,15 @@ KNOWN = {
     "augmentation_rate": float,
     "consistency_weight": float,
     "consistency_temperature": float,
+    "prompt_template": str,
+    "second_prompt_template": str,
+    "subtract_template": bool,
+    "angular_margin": float,
+    "triplet_weight": float,
+    "triplet_margin": float,
+    "triplet_mask_rate": float,
+    "triplet_longer_mask_rate": float,
+    "triplet_dropout": bool,
 }
 
 

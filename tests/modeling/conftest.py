@@ -198,8 +198,11 @@ def batch_of() -> Callable[..., dict[str, Tensor]]:
     model's objectives want; at most 12 tokens a row, a template's on top."""
 
     def make(model: Any, family: str = "bert") -> dict[str, Tensor]:
-        template = model.config.prompt_template
-        collator = CSECollator(_tokenizer(family), 12, model.batch_specs, prompt_template=template)
+        templates = {
+            "prompt_template": model.config.prompt_template,
+            "second_template": model.config.second_prompt_template,
+        }
+        collator = CSECollator(_tokenizer(family), 12, model.batch_specs, **templates)
         batch = collator([{"texts": texts, "index": i, "epoch": 0} for i, texts in enumerate(EDIT_TEXTS)])
         return {name: value for name, value in batch.items() if name not in ("index", "return_loss")}
 

@@ -33,6 +33,19 @@ EDITED = {"columns": 2, "edited_weight": 1.0, "edit_sampling": "argmax"}
 NO_NOISE = {"decoder_dropout": 0.0, "element_dropout": 0.0}
 CLIMB = {"noise_times": 0.7, "noise_steps": 2, "noise_step_size": 0.5}
 JOINT = {**RTD, "aux_mlm_weight": 0.5, **NO_NOISE}
+#: Stand-ins for templates: what the random ids begin and end with, which differs between the views.
+TEMPLATES = {
+    "columns": 2,
+    "pooling": "mask",
+    "prompt_template": "{sentence} {mask}",
+    "prompt_mask_offset": -2,
+    "second_prompt_template": "{mask} {sentence}",
+    "subtract_template": True,
+    "prompt_frames": [
+        {"before": [2], "after": [4, 3], "mask_offset": -2},
+        {"before": [2, 4], "after": [3], "mask_offset": 1},
+    ],
+}
 CASES: dict[str, dict[str, Any]] = {
     "pairs": {"columns": 2},
     "triplets": {"columns": 3, "hard_negative_weight": 0.7},
@@ -87,6 +100,14 @@ CASES: dict[str, dict[str, Any]] = {
         **CLIMB,
         "queue_weight": 1.0,
         "queue_size": 11,
+    },
+    "templates": TEMPLATES,
+    "chunks_templates": {
+        **TEMPLATES,
+        "chunks": 3,
+        "projector": "batchnorm",
+        "symmetric": True,
+        "mask_identical": True,
     },
     "edited_positive": {**EDITED, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "positive"},
     "chunks": {"columns": 2, "chunks": 3, "projector": "batchnorm", "symmetric": True, "mask_identical": True},

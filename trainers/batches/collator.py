@@ -4,6 +4,7 @@ Shape suffixes: B sentences, C columns, V views, L tokens, M masked positions.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ class CSECollator:
         augmentation: makes the positive of each single sentence: the second column of the batch.
         mask_contrastive_input: True to let the contrast read the masked copies of the objective ``mlm``, as the
             released code of InforMin-CL does, whose collator masks the ids in place.
+        second_template: text around every contrastive text but the first of a row; default: ``prompt_template``. A
+            single sentence then makes two columns, one with each template.
         teachers: vectors of the corpus's rows, (rows, D) or (rows, C, D) each, by the items' ``index``. The batch gets
             those of its rows as ``teacher_0``, ``teacher_1``, …, (B, D) float32, and those of further columns as
             ``teacher_0_1``, ``teacher_0_2``, …
@@ -54,15 +57,18 @@ class CSECollator:
         augmentation: Augmentation | None = None,
         mask_contrastive_input: bool = False,
         teachers: Sequence[np.ndarray] = (),
+        second_template: str | None = None,
     ) -> None:
         if tokenizer.pad_token_id is None:
             raise ValueError("the tokenizer has no padding token: set tokenizer.pad_token first")
-        self.max_length = training_length(tokenizer, max_seq_length, prompt_template)
+        self.templates = [prompt_template] if second_template is None else [prompt_template, second_template]
+        self.lengths = [training_length(tokenizer, max_seq_length, template) for template in self.templates]
+        self.max_length = max(self.lengths)
         check_length(self.max_length, max_seq_length, tokenizer.model_max_length, "the tokenizer's model_max_length")
         if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
             raise ValueError(f"pad_to_multiple_of must be at least 1, got {pad_to_multiple_of}")
-        tokenize(tokenizer, ["a"], self.max_length, prompt_template)  # raises ValueError for a wrong length
-        self.tokenizer, self.prompt_template = tokenizer, prompt_template
+        tokenize(tokenizer, ["a"], self.lengths[0], prompt_template)  # raises ValueError for a wrong length
+        self.tokenizer = tokenizer
         self.batch_specs = dict(batch_specs or {})
         self.seed, self.pad_to_multiple_of, self.augmentation = seed, pad_to_multiple_of, augmentation
         self.vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
@@ -109,8 +115,10 @@ class CSECollator:
         if self.augmentation is not None:
             columns.insert(1, self._positives(rows, C))
             C += 1
-        texts = [text for column in columns for text in column]
-        tokens = tokenize(self.tokenizer, texts, self.max_length, self.prompt_template)
+        if C == 1 and len(self.templates) > 1:
+            columns.insert(1, columns[0])
+            C += 1
+        tokens = self._tokenize(columns, C)
         padded = pad(self.tokenizer, tokens.input_ids[: C * B], self.pad_to_multiple_of)
         index_B = np.fromiter((row["index"] for row in rows), dtype=np.int64, count=B)
         batch: dict[str, Any] = {
@@ -130,7 +138,7 @@ class CSECollator:
             epoch_B = np.fromiter((row["epoch"] for row in rows), dtype=np.int64, count=B)
             if C == 1:
                 own = tuple(np.concatenate([part, part]) for part in own)
-            after = self._rows(tokens, range(C * B, len(texts))) if further else None
+            after = self._rows(tokens, range(C * B, len(tokens.input_ids))) if further else None
             for name, spec in self.batch_specs.items():
                 if isinstance(spec, EditSpec):
                     named = self._edits(name, spec, own, after, index_B, epoch_B)
@@ -154,8 +162,20 @@ class CSECollator:
             seed=self.seed,
             epoch=[row["epoch"] for row in rows],
             index=[row["index"] for row in rows],
-            words=fitting_words(self.tokenizer, texts, self.max_length, self.prompt_template),
+            words=fitting_words(self.tokenizer, texts, self.lengths[0], self.templates[0]),
         )
+
+    def _tokenize(self, columns: Sequence[list[str]], C: int) -> TokenizedTexts:
+        """Tokenise the columns, the C contrastive ones first; the texts of a column lie together."""
+        if len(self.templates) == 1:
+            texts = [text for column in columns for text in column]
+            return tokenize(self.tokenizer, texts, self.lengths[0], self.templates[0])
+        second = [0 < column < C for column in range(len(columns))]
+        parts = [
+            tokenize(self.tokenizer, column, self.lengths[which], self.templates[which])
+            for column, which in zip(columns, second, strict=True)
+        ]
+        return TokenizedTexts(*([each for part in parts for each in getattr(part, f.name)] for f in fields(parts[0])))
 
     def _rows(self, tokens: TokenizedTexts, chosen: range) -> tuple[np.ndarray, ...]:
         """Return padded ids (N, L), True at maskable tokens (N, L), and lengths (N,) of the chosen texts."""

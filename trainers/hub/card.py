@@ -25,7 +25,15 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"
 _USE, _END_USE = "<!-- use -->", "<!-- end use -->"
 
 #: Fields of Transformers' that a card leaves out.
-_NO_SETTING = {"architectures", "dtype", "model_type", "pad_token_id", "use_cache", "greater_is_better"}
+_NO_SETTING = {
+    "architectures",
+    "dtype",
+    "model_type",
+    "pad_token_id",
+    "prompt_frames",
+    "use_cache",
+    "greater_is_better",
+}
 _HOW = {"pairs": "on sentence pairs", "triplets": "on triplets of sentence, positive and hard negative"}
 
 

@@ -170,7 +170,7 @@ def method_fields(method: str, objectives: list[str] | None = None) -> dict[str,
             "adds those that a module registers"
         )
     config = METHODS[method].config_class
-    skipped = {"model_type", "sub_configs", "encoder_config", "objectives", "prompt_mask_offset"}
+    skipped = {"model_type", "sub_configs", "encoder_config", "objectives", "prompt_mask_offset", "prompt_frames"}
     own = {name: _plain_type(kind) for name, kind in CSEConfig.__annotations__.items() if name not in skipped}
     return own | config.flat_names(objectives)
 

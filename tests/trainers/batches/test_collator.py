@@ -278,3 +278,34 @@ def test_the_contrast_reads_the_masked_copies_on_request(wordpiece, sentences, c
 def test_a_masked_contrast_needs_masked_copies(wordpiece):
     with pytest.raises(ValueError, match="mask_contrastive_input must be False without the objective 'mlm', got True"):
         CSECollator(wordpiece, 24, mask_contrastive_input=True)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_every_text_but_the_first_has_the_second_template(tokenizer, sentences, columns):
+    """One sentence becomes two columns; a sentence is as long, and masked in the same places, in either template."""
+    second = "{mask}, the {sentence}"
+    collator = CSECollator(tokenizer, 12, {"mlm": MaskingSpec(1.0)}, prompt_template=TEMPLATE, second_template=second)
+    batch = collator(rows(sentences, columns))
+    frames = [sentence_frame(tokenizer, template) for template in (TEMPLATE, second)]
+    assert batch["input_ids"].shape[:2] == (len(sentences), max(columns, 2))
+    copies = batch["mlm_input_ids"].unflatten(0, (2, -1))
+    for i in range(len(sentences)):
+        for c in range(max(columns, 2)):
+            frame = frames[c > 0]
+            ids = batch["input_ids"][i, c][batch["attention_mask"][i, c].bool()].tolist()
+            text = sentences[(i + (c if columns > 1 else 0)) % len(sentences)]
+            own = tokenizer(text, add_special_tokens=False)["input_ids"][:10]
+            assert ids == [*frame.before, *own, *frame.after]
+            assert batch["token_counts"][i, c] == len(ids)
+            if c < 2:
+                last = len(ids) - len(frame.after)
+                assert copies[c, i, : len(frame.before)].tolist() == list(frame.before)
+                assert copies[c, i, last : len(ids)].tolist() == list(frame.after)
+
+
+def test_a_second_template_counts_against_the_tokenizer_s_limit(wordpiece):
+    longer = f"{TEMPLATE} the the the the"
+    room = wordpiece.model_max_length - training_length(wordpiece, 0, longer)
+    CSECollator(wordpiece, room, prompt_template=TEMPLATE, second_template=longer)
+    with pytest.raises(ValueError, match=f"max_seq_length must be at most {room}, the tokenizer's"):
+        CSECollator(wordpiece, room + 1, prompt_template=TEMPLATE, second_template=longer)

@@ -1,0 +1,63 @@
+"""Training with a template for each view: log, folder, card, and the views that differ by their templates alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from csekit.encoding import load_encoder
+from csekit.modeling import SimCSEModel
+
+FIELDS = {
+    "pooling": "mask",
+    "prompt_template": "a {sentence} is {mask} .",
+    "second_prompt_template": "the {sentence} is {mask}",
+    "subtract_template": True,
+}
+
+
+def test_a_run_logs_and_leaves_what_reloads(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    trainer = small_run(tmp_path / "run", fields=FIELDS, max_seq_length=16, max_steps=4, cache_chunk_size=5)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["loss"] == pytest.approx(entry["loss/contrastive"], abs=1e-4)
+    after = trainer.model.state_dict()
+    assert [name for name in before if torch.equal(after[name], before[name])] == []
+    folder = trainer.save_run()
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "the {sentence} is {mask}" in card
+    assert "prompt_frames" not in card
+    assert json.loads((folder / "results.json").read_text(encoding="utf-8"))["config"]["subtract_template"] is True
+    again = SimCSEModel.from_pretrained(folder / "training")
+    assert again.config.prompt_frames == trainer.model.config.prompt_frames
+    texts = ["the dog sings .", "a man"]
+    torch.testing.assert_close(
+        torch.from_numpy(load_encoder(folder, device="cpu").encode(texts)), torch.from_numpy(trainer.embed(texts))
+    )
+
+
+def test_views_of_two_templates_need_no_dropout(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    options = {"max_seq_length": 16, "max_steps": 2}
+    small_run(tmp_path / "two", fields=FIELDS | {"dropout": 0.0}, **options).train()
+    alone = {name: value for name, value in FIELDS.items() if name != "second_prompt_template"}
+    with pytest.raises(ValueError, match="the two views of a sentence differ by dropout alone"):
+        small_run(tmp_path / "one", fields=alone | {"dropout": 0.0}, **options)
+
+
+def test_other_objectives_train_beside_two_templates(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    names = ["mlm", "rtd", "edited", "icm", "dcm"]
+    trainer = small_run(
+        tmp_path / "run",
+        method="joint",
+        fields=FIELDS | {"objectives": names, "rtd_edit_operation": "all"},
+        max_seq_length=16,
+        max_steps=2,
+    )
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    terms = [entry[f"loss/{name}"] for name in ("contrastive", *names)]
+    assert entry["loss"] == pytest.approx(sum(terms), abs=1e-3)
