@@ -35,6 +35,7 @@ from .objective_queue import MomentumQueue, MomentumQueueConfig
 from .objective_rank import RankingDistillation, RankingDistillationConfig
 from .objective_reconstruction import Reconstruction, ReconstructionConfig
 from .objective_rtd import ReplacedTokenDetection, ReplacedTokenDetectionConfig
+from .objective_triplet import MaskedTriplet, MaskedTripletConfig
 from .objectives import (
     ContrastModifier,
     EditedCopy,
@@ -44,6 +45,7 @@ from .objectives import (
     MaskingSpec,
     Negatives,
     Objective,
+    SpanSpec,
     TargetCopy,
     TargetSpec,
     Views,
@@ -97,6 +99,8 @@ __all__ = [
     "MaskedCopy",
     "MaskedLM",
     "MaskedLMConfig",
+    "MaskedTriplet",
+    "MaskedTripletConfig",
     "MaskingSpec",
     "MomentumQueue",
     "MomentumQueueConfig",
@@ -116,6 +120,7 @@ __all__ = [
     "SentenceEmbeddingOutput",
     "SimCSEConfig",
     "SimCSEModel",
+    "SpanSpec",
     "TargetCopy",
     "TargetSpec",
     "Views",

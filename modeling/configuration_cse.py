@@ -1,6 +1,7 @@
 """Configuration of all methods: an encoder, a pooling, a projector, one contrastive loss, a list of objectives."""
 
 import difflib
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,7 @@ class CSEConfig(EncoderWrapperConfig):
         projector_at_inference: keep the projector for embeddings (supervised SimCSE); False returns the pooled state.
         contrastive_weight: factor of the contrastive term; 0 leaves the term out (InfoCSE Table 5).
         temperature: τ of InfoNCE.
+        angular_margin: m ≥ 0 in radians, below π/2: the positive's logit is cos(θ + m)/τ (ArcCSE).
         symmetric: average InfoNCE over both directions.
         hard_negative_weight: added to the logit of a row's own hard negative (triplets).
         mask_identical: leave texts identical to a row's own out of its denominator.
@@ -58,6 +60,7 @@ class CSEConfig(EncoderWrapperConfig):
     projector_at_inference: bool = False
     contrastive_weight: float = 1.0
     temperature: float = 0.05
+    angular_margin: float = 0.0
     symmetric: bool = False
     hard_negative_weight: float = 0.0
     mask_identical: bool = False
@@ -95,6 +98,7 @@ class CSEConfig(EncoderWrapperConfig):
         for name in ("prompt_template", "prompt_mask_offset", "projector_at_inference", "symmetric", "mask_identical"):
             check_type(name, getattr(self, name), CSEConfig.__annotations__[name])
         check_number("temperature", self.temperature, 0, open_ends="low")
+        check_number("angular_margin", self.angular_margin, 0, math.pi / 2, open_ends="high")
         check_number("contrastive_weight", self.contrastive_weight, 0)
         check_type("hard_negative_weight", self.hard_negative_weight, float)
         if self.contrastive_weight == 0 and not self.objectives:

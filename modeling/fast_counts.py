@@ -57,3 +57,9 @@ def split_rows(tensor: Tensor, size: int) -> list[Tensor]:
 def first_rows(mask_NL: Tensor, rows: int) -> Tensor:
     """Return the first rows of a mask with their counts."""
     return mask_NL if rows == len(mask_NL) else split_rows(mask_NL, rows)[0]
+
+
+def repeat_rows(mask_NL: Tensor, times: int) -> Tensor:
+    """Repeat all rows of a mask, (times·N, L), with their counts."""
+    counts, repeated = counts_of(mask_NL), mask_NL.repeat(times, 1)
+    return repeated if counts is None else note_counts(repeated, counts * times)

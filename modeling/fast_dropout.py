@@ -4,6 +4,9 @@ PyTorch draws one number for every element there, one after the other, which tak
 training step. Here one 64-bit number serves four elements.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -45,3 +48,15 @@ def speed_up_dropout(model: nn.Module) -> None:
         for name, child in list(module.named_children()):
             if type(child) is nn.Dropout:
                 setattr(module, name, LanesDropout(child.p).train(child.training))
+
+
+@contextmanager
+def dropout_off(network: nn.Module) -> Iterator[None]:
+    """Turn all dropout of a network off inside the context."""
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -3,6 +3,7 @@
 Shape suffixes: B rows of this process, K keys (columns, of all processes), M tokens, V vocabulary, H hidden size.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -32,6 +33,25 @@ def info_nce(
         own = F.one_hot(positives_B, logits_BK.shape[1]).bool()
         logits_BK = logits_BK.masked_fill(excluded_BK & ~own, float("-inf"))
     return F.cross_entropy(logits_BK, positives_B)
+
+
+def with_angular_margin(logits_BK: Tensor, positives_B: Tensor, margin: float, temperature: float) -> Tensor:
+    """Return the similarities with cos(θ + m)/τ instead of cos θ/τ at each row's positive, (B, K) (ArcCSE's ArcCon).
+
+    For θ > π − m the cosine would rise again. There the value is cos θ + cos m − 1, which goes on falling from −1.
+
+    Arguments:
+        logits_BK: cos θ/τ.
+        positives_B: (B,) int64, the column of each row's positive.
+        margin: m in radians, in [0, π/2).
+    """
+    if margin == 0:
+        return logits_BK
+    cosine_B1 = logits_BK.gather(1, positives_B[:, None]) * temperature
+    sine_B1 = (1 - cosine_B1.square()).clamp_min(1e-6).sqrt()  # its gradient is infinite at 0
+    shifted_B1 = cosine_B1 * math.cos(margin) - sine_B1 * math.sin(margin)
+    shifted_B1 = torch.where(cosine_B1 < -math.cos(margin), cosine_B1 + math.cos(margin) - 1, shifted_B1)
+    return logits_BK.scatter(1, positives_B[:, None], shifted_B1 / temperature)
 
 
 def squared_norm_reconstruction(z1_BH: Tensor, z2_BH: Tensor) -> Tensor:

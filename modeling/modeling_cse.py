@@ -21,10 +21,10 @@ from .distributed import gather_rows, own_columns
 from .export import export_encoder
 from .fast_cache import WHOLE_BATCH, Chunks, check_cacheable
 from .fast_counts import note_batch, note_counts
-from .fast_dropout import speed_up_dropout
+from .fast_dropout import dropout_off, speed_up_dropout
 from .fast_packing import pack_batches, run_encoder
 from .hub import from_hub, hub_or_cache
-from .losses import contrast_diagnostics, cosine_logits
+from .losses import contrast_diagnostics, cosine_logits, with_angular_margin
 from .objectives import ContrastModifier, Encode, MaskingSpec, Objective, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
@@ -255,16 +255,22 @@ class CSEModel(EncoderWrapper):
         return h, output.last_hidden_state
 
     def pooled_in_chunks(
-        self, input_ids_NL: Tensor, attention_mask_NL: Tensor, mask_offset: int | Tensor | None = None
+        self,
+        input_ids_NL: Tensor,
+        attention_mask_NL: Tensor,
+        mask_offset: int | Tensor | None = None,
+        dropout: bool = True,
     ) -> Tensor:
         """Return h (N, H), computed in chunks if gradients are cached.
 
         Arguments:
             mask_offset: as for :meth:`pooled`.
+            dropout: False turns the encoder's dropout off.
         """
 
         def pooled(ids: Tensor, mask: Tensor, offset: int | Tensor | None = mask_offset) -> tuple[Tensor]:
-            return (self.pooled(ids, mask, offset),)
+            with nullcontext() if dropout else dropout_off(self.backbone):
+                return (self.pooled(ids, mask, offset),)
 
         rows = (input_ids_NL, attention_mask_NL)
         return self.chunks(pooled, (*rows, mask_offset) if isinstance(mask_offset, Tensor) else rows)[0]
@@ -278,16 +284,17 @@ class CSEModel(EncoderWrapper):
         embedding = self.projector(h) if self.config.projector_at_inference else h
         return SentenceEmbeddingOutput(sentence_embedding=embedding, last_hidden_state=last_hidden_state)
 
-    def project(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
+    def project(self, input_ids_NL: Tensor, attention_mask_NL: Tensor, dropout: bool = True) -> Tensor:
         """Return z (N, H) of texts other than the views, with batch statistics of their own.
 
         Arguments:
             input_ids_NL, attention_mask_NL: with the first view's template, if there is one.
+            dropout: False turns the encoder's dropout off.
         """
-        h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL)
-        return self.projector(self.without_template(h_NH, attention_mask_NL, 1))
+        h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=dropout)
+        return self.projector(self.without_template(h_NH, attention_mask_NL, 1, dropout))
 
-    def without_template(self, h_NH: Tensor, attention_mask_NL: Tensor, views: int) -> Tensor:
+    def without_template(self, h_NH: Tensor, attention_mask_NL: Tensor, views: int, dropout: bool = True) -> Tensor:
         """Return h less the vector of each row's template alone if the config says so, else h, (N, H).
 
         The views' own dropout is the same with and without it."""
@@ -295,7 +302,7 @@ class CSEModel(EncoderWrapper):
             return h_NH
 
         def encode(ids_RL: Tensor, mask_RL: Tensor, mask_offset: int) -> Tensor:
-            return self.pooled_in_chunks(ids_RL, mask_RL, mask_offset)
+            return self.pooled_in_chunks(ids_RL, mask_RL, mask_offset, dropout)
 
         with own_stream("template", state_seed(h_NH.device), h_NH.device):
             return h_NH - self.templates.vectors(encode, attention_mask_NL, views)
@@ -335,7 +342,8 @@ class CSEModel(EncoderWrapper):
         return Modified(modifiers, further, batch, self.config.temperature, self.config.mask_identical)
 
     def contrast(self, views: Views, modified: Modified) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the contrastive term L_NCE (SimCSE Eqs. 1 and 5) in fp32, and its diagnostics.
+        """Return the contrastive term L_NCE (SimCSE Eqs. 1 and 5; ArcCSE's with ``angular_margin``) in fp32, and its
+        diagnostics.
 
         The keys are the views of all processes. There is no term if its weight is 0.
         """
@@ -347,6 +355,7 @@ class CSEModel(EncoderWrapper):
             logits_BK = cosine_logits(z[0], torch.cat(keys), config.temperature)
             same_BK, identical = self.identical_texts(views, positives_B)
             metrics = contrast_diagnostics(logits_BK[:, : len(keys[0])], positives_B, config.temperature)
+            logits_BK = with_angular_margin(logits_BK, positives_B, config.angular_margin, config.temperature)
             if len(keys) > 1 and config.hard_negative_weight:
                 own = torch.nn.functional.one_hot(positives_B + len(keys[0]), logits_BK.shape[1])
                 logits_BK = logits_BK + config.hard_negative_weight * own
@@ -354,6 +363,9 @@ class CSEModel(EncoderWrapper):
             loss, more = modified.loss(logits_BK, positives_B, excluded, views, range(len(z)))
             if config.symmetric:
                 backwards_BK = cosine_logits(z[1], gather_rows(z[0]), config.temperature)
+                backwards_BK = with_angular_margin(
+                    backwards_BK, positives_B, config.angular_margin, config.temperature
+                )
                 if config.mask_identical:
                     excluded, _ = self.identical_texts(views, positives_B, slice(1))
                 loss = (loss + modified.loss(backwards_BK, positives_B, excluded, views, (1, 0))[0]) / 2

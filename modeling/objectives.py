@@ -102,6 +102,24 @@ class TargetSpec(MaskingSpec):
     view: int = 0
 
 
+@dataclass(frozen=True)
+class SpanSpec(MaskingSpec):
+    """Request two nested maskings of the first view: a span of tokens, and a longer span around it.
+
+    The collator adds, for an objective named ``triplet``, ``triplet_input_ids`` (2·B, L) int64: the B sentences with
+    the short span as mask tokens, then with the long one. Their attention mask is the first view's.
+
+    Arguments:
+        probability: length of the short span, as a share of the sentence's own tokens, rounded.
+        longer: length of the long one.
+    """
+
+    views: int = 1
+    mask_share: float = 1.0
+    random_share: float = 0.0
+    longer: float = 1.0
+
+
 # What an objective gets
 
 
@@ -135,7 +153,8 @@ class Encode:
     Arguments:
         backbone: the encoder.
         word_embeddings: (vocabulary, E) its input embedding matrix, for tied output layers.
-        project: ``project(input_ids (N, L), attention_mask (N, L))`` returns the projected embeddings z (N, H).
+        project: ``project(input_ids (N, L), attention_mask (N, L))`` returns the projected embeddings z (N, H), with
+            ``dropout=False`` those without the encoder's dropout.
         temperature: τ of the contrast.
         chunks: runs a network in chunks of rows if gradients are cached, else on all rows at once.
         pool: ``pool(backbone, input_ids (N, L), attention_mask (N, L))`` returns the pooled states h (N, H) of the
@@ -145,7 +164,7 @@ class Encode:
 
     backbone: Callable[..., Any]
     word_embeddings: Tensor
-    project: Callable[[Tensor, Tensor], Tensor] | None = None
+    project: Callable[..., Tensor] | None = None
     temperature: float = 0.05
     chunks: Chunks = WHOLE_BATCH
     pool: Callable[[Any, Tensor, Tensor], Tensor] = None  # type: ignore[assignment]  # the model always gives it

@@ -13,6 +13,7 @@ from .objective_queue import MomentumQueue
 from .objective_rank import RankingDistillation
 from .objective_reconstruction import Reconstruction
 from .objective_rtd import ReplacedTokenDetection
+from .objective_triplet import MaskedTriplet
 from .objectives import OBJECTIVES, register_objective, registered
 
 for _objective in (
@@ -27,6 +28,7 @@ for _objective in (
     InformationCompensation,
     RankingConsistency,
     RankingDistillation,
+    MaskedTriplet,
     GuidedNegatives,
     NoiseNegatives,
     MomentumQueue,

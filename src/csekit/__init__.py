@@ -38,6 +38,8 @@ _PUBLIC: dict[str, str] = {
             "MSSEModel",
             "MaskedLM",
             "MaskedLMConfig",
+            "MaskedTriplet",
+            "MaskedTripletConfig",
             "Objective",
             "RankingConsistency",
             "RankingDistillation",

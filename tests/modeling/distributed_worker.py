@@ -21,6 +21,7 @@ from csekit.modeling import (
     InfoCSEForPreTraining,
     InfoCSEPretrainingConfig,
     MaskingSpec,
+    SpanSpec,
     TargetSpec,
 )
 from csekit.modeling.distributed import gather_rows, sum_over_processes, token_mean
@@ -101,6 +102,9 @@ CASES: dict[str, dict[str, Any]] = {
         "queue_weight": 1.0,
         "queue_size": 11,
     },
+    "angular_margin": {"columns": 3, "angular_margin": 0.5, "symmetric": True, "hard_negative_weight": 0.7},
+    "triplet": {"columns": 2, "triplet_weight": 0.7, "triplet_margin": 0.3, "angular_margin": 0.17},
+    "chunks_triplet": {**TEMPLATES, "chunks": 3, "triplet_weight": 0.7, "triplet_margin": 0.3},
     "templates": TEMPLATES,
     "chunks_templates": {
         **TEMPLATES,
@@ -151,6 +155,11 @@ def batch_of(
     batch = {name: value[rows] for name, value in full.items()}
     for name, spec in specs.items():
         count = spec.views
+        if isinstance(spec, SpanSpec):
+            ids = batch["input_ids"][:, 0]
+            short, long = (ids.index_fill(1, torch.arange(2, stop), 4) for stop in (3, 5))
+            batch[f"{name}_input_ids"] = torch.cat([short, long])
+            continue
         if isinstance(spec, TargetSpec):
             ids, mask = (batch[key][:, spec.view] for key in ("input_ids", "attention_mask"))
             chosen = (mask * (torch.arange(L) > 0)).flatten().nonzero().squeeze(1)

@@ -28,6 +28,7 @@ AVERAGED = {
     "icm": {"icm_cross_entropy"},
     "consistency": set(),
     "rank": {"rank_agreement"},
+    "triplet": {"triplet_violations"},
 }
 #: Those of the objectives that change the contrast, which have no term.
 MODIFIED = {"guided_left_out", "noise_cosine", "queue_cosine"}

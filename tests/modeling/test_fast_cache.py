@@ -32,6 +32,8 @@ SETS: dict[str, dict[str, Any]] = {
     "icm": {"icm_weight": 0.5},
     "icm_denoising": {"icm_weight": 0.5, "decoder": "denoising", "contrastive_weight": 0.0},
     "modifiers": {"noise_weight": 1.0, "queue_weight": 1.0, "queue_size": 7, "projector": "batchnorm"},
+    "triplet": {"triplet_weight": 1.0, "triplet_margin": 0.3, "angular_margin": 0.3, "projector": "batchnorm"},
+    "triplet_dropout": {"triplet_weight": 1.0, "triplet_margin": 0.3, "triplet_dropout": True, **TEMPLATES},
     "templates": TEMPLATES,
     "templates_batchnorm": {**TEMPLATES, "edited_weight": 1.0, "projector": "batchnorm", "pooling": "mean"},
     "joint": {"objectives": ["reconstruction", "dcm", "icm", "rtd", "mlm", "aux_mlm"], "aux_mlm_head_init": "random"},

@@ -123,6 +123,32 @@ def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any],
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {
+            "fields": {
+                "pooling": "mask",
+                "prompt_template": "a {sentence} is {mask} .",
+                "second_prompt_template": "the {sentence} is {mask}",
+                "subtract_template": True,
+            },
+            "max_seq_length": 16,
+        },
+        {"fields": {"angular_margin": 0.17, "triplet_weight": 0.1}},
+        {"fields": {"triplet_weight": 0.1, "triplet_dropout": True}, "cache_chunk_size": 5},
+    ],
+    ids=["templates", "triplet", "triplet_dropout"],
+)
+def test_templates_and_triplets_are_resumed(base: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:
+    options = options | {"max_steps": 10, "eval_steps": 4}
+    straight, killed = (base | {"output_dir": str(tmp_path / name)} | options for name in ("straight", "killed"))
+    resumed = killed | {"resume": True, "dataloader_num_workers": 2}
+    assert run_jobs(tmp_path, [straight, killed | {"signal": [6, int(signal.SIGKILL)]}, resumed]) == [0, -9, 0]
+    assert_same(killed, straight)
+
+
+@pytest.mark.slow
 def test_a_killed_warm_up_of_the_objectives_goes_on_and_a_later_run_starts_from_it(
     base: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from csekit.modeling.fast_counts import TOKEN_COUNTS
-from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
+from csekit.modeling.objectives import EditSpec, MaskingSpec, SpanSpec, TargetSpec
 from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize, training_length
 from csekit.trainers.batches.editing import edited_copy
-from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, masked_copy, target_copy
+from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, masked_copy, span_copies, target_copy
 from csekit.trainers.data.augmentation import Augmentation, fitting_words
 
 
@@ -96,7 +96,7 @@ class CSECollator:
             - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
               ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
               independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). The docstrings of
-              ``EditSpec`` and ``TargetSpec`` list their keys.
+              ``EditSpec``, ``TargetSpec`` and ``SpanSpec`` list their keys.
 
         Raises:
             ValueError: rows with different numbers of texts, or without the further column that a spec needs.
@@ -144,6 +144,9 @@ class CSECollator:
                     named = self._edits(name, spec, own, after, index_B, epoch_B)
                 elif isinstance(spec, TargetSpec):
                     named = self._target(name, spec, own, index_B, epoch_B)
+                elif isinstance(spec, SpanSpec):
+                    draws = self._draws(name, epoch_B, index_B, 1)
+                    named = span_copies(own[0][:B], own[1][:B], spec, self.vocabulary, **draws)
                 else:
                     named = self._copies(name, spec, own, index_B, epoch_B)
                 batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}

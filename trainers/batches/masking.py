@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from csekit.modeling.objectives import EditSpec, MaskingSpec, TargetSpec
+from csekit.modeling.objectives import EditSpec, MaskingSpec, SpanSpec, TargetSpec
 from csekit.trainers.data.draws import Integers, fold_in, row_keys, unit, unsigned
 
 OPERATIONS, INSERTING, DELETING = ("replace", "insert", "delete", "all"), ("insert", "all"), ("delete", "all")
@@ -48,7 +48,7 @@ def check_spec(name: str, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> N
 
     Raises:
         ValueError: shares or probability out of range, ``views`` not 1 or 2, a tokenizer without the mask token that
-            the spec needs.
+            the spec needs, spans that are not nested.
     """
     if not 0 <= spec.probability <= 1:
         raise ValueError(f"{name}: probability must lie in [0, 1], got {spec.probability}")
@@ -66,6 +66,10 @@ def check_spec(name: str, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> N
         )
     if isinstance(spec, TargetSpec) and spec.view not in (0, 1):
         raise ValueError(f"{name}: view must be 0 or 1, got {spec.view}")
+    if isinstance(spec, SpanSpec) and not spec.probability < spec.longer <= 1:
+        raise ValueError(
+            f"{name}: longer must exceed probability and be at most 1, got {spec.longer} and {spec.probability}"
+        )
     for field, allowed in (("operation", OPERATIONS), ("text", TEXTS)) if isinstance(spec, EditSpec) else ():
         if getattr(spec, field) not in allowed:
             raise ValueError(f"{name}: {field} must be one of {allowed}, got {getattr(spec, field)!r}")
@@ -153,6 +157,40 @@ def target_copy(
         "positions": positions_M,
         "labels": ids_NK.reshape(-1)[positions_M],
     }
+
+
+def span_copies(
+    ids_NL: np.ndarray,
+    maskable_NL: np.ndarray,
+    spec: SpanSpec,
+    vocabulary: MaskingVocabulary,
+    *,
+    seed: int,
+    epoch: Integers,
+    index: Integers,
+    view: Integers,
+    name: str,
+) -> dict[str, np.ndarray]:
+    """Make the copies that :class:`SpanSpec` describes; the result has its key without the name.
+
+    The long span is drawn among all of its length in the sentence, the short one among all within the long one. In a
+    sentence of a few tokens both may have the same length, which may be 0.
+
+    Arguments: as in :func:`masked_copy`; the maskable tokens of a row lie together.
+    """
+    assert vocabulary.mask_id is not None  # check_spec refuses a tokenizer without
+    keys_N = fold_in(row_keys(seed, epoch, index, f"span/{name}"), unsigned(view))
+    tokens_N, start_N = maskable_NL.sum(1), maskable_NL.argmax(1)
+    free_N, copies = tokens_N, []
+    for number, share in enumerate((spec.longer, spec.probability)):
+        length_N = np.floor(share * tokens_N + 0.5).astype(np.int64)
+        draw_N = unit(fold_in(keys_N, np.array([number], dtype=np.uint64)))
+        start_N = start_N + (draw_N * (free_N - length_N + 1)).astype(np.int64)
+        places_NL = np.arange(ids_NL.shape[1]) - start_N[:, None]
+        within_NL = (places_NL >= 0) & (places_NL < length_N[:, None])
+        copies.append(np.where(within_NL, vocabulary.mask_id, ids_NL))
+        free_N = length_N
+    return {"input_ids": np.concatenate(copies[::-1])}
 
 
 def choose(

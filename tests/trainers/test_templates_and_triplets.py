@@ -1,4 +1,4 @@
-"""Training with a template for each view: log, folder, card, and the views that differ by their templates alone."""
+"""Training with a template for each view, and with masked triplets: log, folder, card, and what is refused."""
 
 import json
 from collections.abc import Callable
@@ -38,6 +38,16 @@ def test_a_run_logs_and_leaves_what_reloads(small_run: Callable[..., Any], tmp_p
     torch.testing.assert_close(
         torch.from_numpy(load_encoder(folder, device="cpu").encode(texts)), torch.from_numpy(trainer.embed(texts))
     )
+
+
+def test_a_run_with_triplets_logs_its_terms(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    fields = {"angular_margin": 0.17, "objectives": ["triplet"], "triplet_margin": 0.1}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, max_steps=2)
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["loss"] == pytest.approx(entry["loss/contrastive"] + entry["loss/triplet"], abs=1e-4)
+    assert 0 <= entry["metrics/triplet_violations"] <= 1
+    assert entry["loss/triplet"] > 0
 
 
 def test_views_of_two_templates_need_no_dropout(small_run: Callable[..., Any], tmp_path: Path) -> None:
