@@ -12,7 +12,6 @@ from torch import Tensor
 from .losses import cosine_logits, info_nce
 from .objectives import ContrastModifier, Encode, Negatives, Views
 from .random_streams import own_stream
-from .text_keys import text_keys
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,7 @@ class Modified:
         """Return α with 0 at further keys with the text of a row's query or positive, if such keys are left out."""
         if negatives.texts is None or not self.mask_identical:
             return α_BQ
-        texts = text_keys(views.input_ids, views.attention_mask).unflatten(0, (len(views.z), -1))
-        same_BQ = (negatives.texts == texts[0][:, None]) | (negatives.texts == texts[1][:, None])
+        same_BQ = (negatives.texts == views.texts[0][:, None]) | (negatives.texts == views.texts[1][:, None])
         return α_BQ.masked_fill(same_BQ, 0.0)
 
 

@@ -32,7 +32,6 @@ from .projectors import build_projector
 from .random_streams import own_stream, state_seed
 from .registry import registered
 from .templates import Templates, locate_templates
-from .text_keys import text_keys
 
 
 class CSEModel(EncoderWrapper):
@@ -206,7 +205,7 @@ class CSEModel(EncoderWrapper):
         before = state_seed(input_ids.device) if self.objectives else 0
         views, copies = self.encode_views(input_ids, attention_mask, token_counts), note_batch(copies)
         words, τ = cast(Tensor, self.backbone.get_input_embeddings().weight), self.config.temperature
-        encode = Encode(self.backbone, words, self.project, τ, self.chunks, self.pooled_by, self.projected)
+        encode = Encode(self.backbone, words, self.project, τ, self.chunks, self.embed_by)
         seed = state_seed(views.h.device) if self.objectives else 0
         terms, metrics = self.contrast(views, self.modified(views, copies, encode, seed))
         for objective in self.auxiliaries():
@@ -218,30 +217,26 @@ class CSEModel(EncoderWrapper):
         return views, terms, metrics
 
     def pooled(
-        self, input_ids_NL: Tensor, attention_mask_NL: Tensor, mask_offset: int | Tensor | None = None
+        self,
+        input_ids_NL: Tensor,
+        attention_mask_NL: Tensor,
+        mask_offset: int | Tensor | None = None,
+        backbone: nn.Module | None = None,
     ) -> Tensor:
         """Return h (N, H). If the pooling reads one state per row, the last layer computes this state only
         (``fast_layers.py``).
 
         Arguments:
             mask_offset: of the template's mask token, one for all rows or (N,), instead of ``prompt_mask_offset``.
+            backbone: a copy of the model's own, which is the default.
         """
-        return self.pooled_by(self.backbone, input_ids_NL, attention_mask_NL, mask_offset)
-
-    def pooled_by(
-        self,
-        backbone: nn.Module,
-        input_ids_NL: Tensor,
-        attention_mask_NL: Tensor,
-        mask_offset: int | Tensor | None = None,
-    ) -> Tensor:
-        """Return h (N, H) of the backbone or of a copy; ``mask_offset`` as for :meth:`pooled`."""
         offset: int | Tensor | None = single_offset(self.config.pooling, self.config.prompt_mask_offset)
         if offset is None:
             return self.pooled_and_last(input_ids_NL, attention_mask_NL, backbone)[0]
         if mask_offset is not None and self.config.pooling == "mask":
             offset = mask_offset
         places_N = flat_place_of(attention_mask_NL, offset)
+        backbone = backbone or self.backbone
         return run_encoder(backbone, attention_mask_NL, input_ids_NL, places_M=places_N).last_hidden_state
 
     def pooled_and_last(
@@ -260,17 +255,18 @@ class CSEModel(EncoderWrapper):
         attention_mask_NL: Tensor,
         mask_offset: int | Tensor | None = None,
         dropout: bool = True,
+        backbone: nn.Module | None = None,
     ) -> Tensor:
         """Return h (N, H), computed in chunks if gradients are cached.
 
         Arguments:
-            mask_offset: as for :meth:`pooled`.
+            mask_offset, backbone: as for :meth:`pooled`.
             dropout: False turns the encoder's dropout off.
         """
 
         def pooled(ids: Tensor, mask: Tensor, offset: int | Tensor | None = mask_offset) -> tuple[Tensor]:
-            with nullcontext() if dropout else dropout_off(self.backbone):
-                return (self.pooled(ids, mask, offset),)
+            with nullcontext() if dropout else dropout_off(backbone or self.backbone):
+                return (self.pooled(ids, mask, offset, backbone),)
 
         rows = (input_ids_NL, attention_mask_NL)
         return self.chunks(pooled, (*rows, mask_offset) if isinstance(mask_offset, Tensor) else rows)[0]
@@ -294,7 +290,25 @@ class CSEModel(EncoderWrapper):
         h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=dropout)
         return self.projector(self.without_template(h_NH, attention_mask_NL, 1, dropout))
 
-    def without_template(self, h_NH: Tensor, attention_mask_NL: Tensor, views: int, dropout: bool = True) -> Tensor:
+    @torch.no_grad()
+    def embed_by(self, backbone: nn.Module, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
+        """Return z (N, H) by a copy of the backbone, without gradient and dropout. Batch statistics are the running
+        ones, which stay as they are; the texts have the first view's template, if there is one."""
+        h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=False, backbone=backbone)
+        h_NH = self.without_template(h_NH, attention_mask_NL, 1, dropout=False, backbone=backbone)
+        training = self.projector.training
+        z_NH = self.projector.eval()(h_NH)
+        self.projector.train(training)
+        return cast(Tensor, z_NH)
+
+    def without_template(
+        self,
+        h_NH: Tensor,
+        attention_mask_NL: Tensor,
+        views: int,
+        dropout: bool = True,
+        backbone: nn.Module | None = None,
+    ) -> Tensor:
         """Return h less the vector of each row's template alone if the config says so, else h, (N, H).
 
         The views' own dropout is the same with and without it."""
@@ -302,18 +316,10 @@ class CSEModel(EncoderWrapper):
             return h_NH
 
         def encode(ids_RL: Tensor, mask_RL: Tensor, mask_offset: int) -> Tensor:
-            return self.pooled_in_chunks(ids_RL, mask_RL, mask_offset, dropout)
+            return self.pooled_in_chunks(ids_RL, mask_RL, mask_offset, dropout, backbone)
 
         with own_stream("template", state_seed(h_NH.device), h_NH.device):
             return h_NH - self.templates.vectors(encode, attention_mask_NL, views)
-
-    @torch.no_grad()
-    def projected(self, h_NH: Tensor) -> Tensor:
-        """Return z (N, H) without gradient; batch statistics are the running ones, which stay as they are."""
-        training = self.projector.training
-        z_NH = self.projector.eval()(h_NH)
-        self.projector.train(training)
-        return cast(Tensor, z_NH)
 
     def encode_views(self, input_ids_BCL: Tensor, attention_mask_BCL: Tensor, token_counts_BC: Any = None) -> Views:
         """Encode all views in one pass, view-major. A single column is encoded twice under dropout.
@@ -332,8 +338,9 @@ class CSEModel(EncoderWrapper):
             note_counts(mask, [row[column % columns] for column in range(max(columns, 2)) for row in token_counts_BC])
         views = max(columns, 2)
         h = self.pooled_in_chunks(ids, mask, self.templates.offsets(len(ids), views, ids.device))
-        z = self.projector(self.without_template(h, mask, views))
-        return Views(h=h.unflatten(0, (views, -1)), z=z.unflatten(0, (views, -1)), input_ids=ids, attention_mask=mask)
+        z, texts = self.projector(self.without_template(h, mask, views)), self.templates.text_keys(ids, mask, views)
+        h, z, texts = (each.unflatten(0, (views, -1)) for each in (h, z, texts))
+        return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts)
 
     def modified(self, views: Views, batch: dict[str, Any], encode: Encode, seed: int) -> Modified:
         """Return what the objectives that change the contrast make of it in this step."""
@@ -385,10 +392,7 @@ class CSEModel(EncoderWrapper):
         Returns:
             (B, K) bool, True at such keys, and the number of rows that have one, ().
         """
-        V = views.h.shape[0]
-        two = self.config.second_prompt_template is not None
-        mask = self.templates.sentences(views.attention_mask, V) if two else views.attention_mask
-        texts = text_keys(views.input_ids, mask).unflatten(0, (V, -1))
+        texts = views.texts
         keys_K = torch.cat([gather_rows(view) for view in texts[columns]])
         same_BK = (keys_K == texts[0][:, None]) | (keys_K == texts[1][:, None])
         others_BK = same_BK.scatter(1, positives_B[:, None], False)

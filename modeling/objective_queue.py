@@ -17,7 +17,6 @@ from .distributed import gather_rows
 from .fast_counts import first_rows
 from .objectives import ContrastModifier, Encode, Negatives, Views
 from .settings import ObjectiveConfig, check_number
-from .text_keys import text_keys
 
 
 @dataclass
@@ -51,8 +50,9 @@ class MomentumQueue(ContrastModifier):
 
     θ_m ← λ·θ_m + (1 − λ)·θ_e after each step's contrast; then the batch's h(x; θ_m), without dropout, enter the queue
 
-    The copy θ_m starts as the encoder θ_e. The sentences of all processes enter, so that all have the same queue. The
-    current projector maps the copy's states. Copy and queue are part of the checkpoint. The diagnostic
+    The copy θ_m starts as the encoder θ_e. The sentences of all processes enter, so that all have the same queue, in
+    the first view's template if there is one; with ``subtract_template`` the copy's vector of the template is
+    subtracted. The current projector maps the copy's states. Copy and queue are part of the checkpoint. The diagnostic
     ``queue_cosine`` is the mean of sim(h_i, h_m).
     """
 
@@ -88,8 +88,7 @@ class MomentumQueue(ContrastModifier):
         """Put the copy's embeddings of the first view behind the queue, which loses its oldest."""
         B, M = views.z.shape[1], self.config.size
         ids_BL, mask_BL = views.input_ids[:B], first_rows(views.attention_mask, B)
-        (h_BH,) = encode.chunks(lambda *rows: (encode.pool(self.encoder, *rows),), (ids_BL, mask_BL))
-        z_KH, texts_K = gather_rows(encode.embed(h_BH)), gather_rows(text_keys(ids_BL, mask_BL))
+        z_KH, texts_K = gather_rows(encode.embed(self.encoder, ids_BL, mask_BL)), gather_rows(views.texts[0])
         self.keys_MH.copy_(torch.cat([self.keys_MH, z_KH.to(self.keys_MH.dtype)])[-M:])
         self.texts_M.copy_(torch.cat([self.texts_M, texts_K])[-M:])
         self.count.copy_((self.count + len(z_KH)).clamp_max(M))

@@ -131,12 +131,14 @@ class Views:
         h: (V, B, H) raw pooled states, the embeddings of inference.
         z: (V, B, H) after the projector.
         input_ids, attention_mask: (N, L) the encoded tokens, view-major.
+        texts: (V, B) int64, a hash of each text (``text_keys``), without the template's tokens if templates differ.
     """
 
     h: Tensor
     z: Tensor
     input_ids: Tensor
     attention_mask: Tensor
+    texts: Tensor = None  # type: ignore[assignment]  # the model always gives them
 
     def vectors(self, name: str) -> Tensor:
         """Return ``z`` or ``h``, (V, B, H)."""
@@ -157,9 +159,8 @@ class Encode:
             ``dropout=False`` those without the encoder's dropout.
         temperature: τ of the contrast.
         chunks: runs a network in chunks of rows if gradients are cached, else on all rows at once.
-        pool: ``pool(backbone, input_ids (N, L), attention_mask (N, L))`` returns the pooled states h (N, H) of the
-            backbone or of a copy.
-        embed: ``embed(h (N, H))`` returns z (N, H) as at inference: without gradient, and batch statistics stay.
+        embed: ``embed(copy, input_ids (N, L), attention_mask (N, L))`` returns z (N, H) by a copy of the backbone,
+            without gradient and dropout, and batch statistics stay. The texts are like those of the first view.
     """
 
     backbone: Callable[..., Any]
@@ -167,8 +168,7 @@ class Encode:
     project: Callable[..., Tensor] | None = None
     temperature: float = 0.05
     chunks: Chunks = WHOLE_BATCH
-    pool: Callable[[Any, Tensor, Tensor], Tensor] = None  # type: ignore[assignment]  # the model always gives it
-    embed: Callable[[Tensor], Tensor] = None  # type: ignore[assignment]  # the model always gives it
+    embed: Callable[[Any, Tensor, Tensor], Tensor] = None  # type: ignore[assignment]  # the model always gives it
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, places: Tensor | None = None) -> Tensor:
         return run_encoder(self.backbone, attention_mask, input_ids, places_M=places).last_hidden_state
@@ -353,7 +353,7 @@ class Negatives:
     Arguments:
         keys: (Q, H).
         weights: (Q,) factors of their exponentials in the denominators; 0 leaves a key out.
-        texts: (Q,) int64, the hashes of their texts (``text_keys``), so that ``mask_identical`` finds identical ones;
+        texts: (Q,) int64, the hashes of their texts as in ``Views``, so that ``mask_identical`` finds identical ones;
             None for keys without texts.
     """
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .configuration_cse import CSEConfig
 from .fast_counts import note_counts
+from .text_keys import text_keys
 from .tokenization import Frame, sentence_frame
 
 
@@ -69,6 +70,11 @@ class Templates:
             last = count_NL[rows, -1:] - len(frame.after)
             own[rows] = mask_NL[rows] * (count_NL[rows] > len(frame.before)) * (count_NL[rows] <= last)
         return own
+
+    @torch.no_grad()
+    def text_keys(self, ids_NL: Tensor, mask_NL: Tensor, views: int) -> Tensor:
+        """Hash the texts, (N,) int64; the sentences alone if the views' templates differ."""
+        return text_keys(ids_NL, self.sentences(mask_NL, views) if len(self.frames) > 1 else mask_NL)
 
     def vectors(self, encode: Callable[[Tensor, Tensor, int], Tensor], mask_NL: Tensor, views: int) -> Tensor:
         """Return the vector of each row's template alone, (N, H), around as many blanks as its sentence has tokens.

@@ -21,11 +21,14 @@ def cos(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum() / ((x * x).sum().sqrt() * (y * y).sum().sqrt())
 
 
-def naive_contrast(queries, keys, kept=lambda i, k: True, further=(), weight=1.0, kept_further=lambda i, m: True):
-    """The mean over rows of −log of the positive's share, further keys weighted; ``kept`` names the negatives."""
+def naive_contrast(
+    queries, keys, kept=lambda i, k: True, further=(), weight=1.0, kept_further=lambda i, m: True, angle=0.0
+):
+    """The mean over rows of −log of the positive's share, further keys weighted; ``kept`` names the negatives.
+    ``angle`` is added to that between a row and its positive."""
     total = queries.new_zeros(())
     for i, query in enumerate(queries):
-        own = (cos(query, keys[i]) / TAU).exp()
+        own = ((cos(query, keys[i]).acos() + angle).cos() / TAU).exp()
         rest = [(cos(query, keys[k]) / TAU).exp() for k in range(len(keys)) if k != i and kept(i, k)]
         more = [weight * (cos(query, key) / TAU).exp() for m, key in enumerate(further) if kept_further(i, m)]
         total = total - (own / (own + sum(rest) + sum(more))).log()
@@ -60,6 +63,8 @@ RULES = [
     {"guided_rule": "margin"},
     {"guided_rule": "margin", "guided_margin": 0.3},
     {"guided_rule": "relative_margin", "guided_margin": 0.5},
+    {"guided_rule": "margin", "angular_margin": 0.4},
+    {"guided_rule": "margin", "guided_margin": 0.3, "angular_margin": 0.4},
 ]
 
 
@@ -82,9 +87,10 @@ def test_a_guide_leaves_out_false_negatives(checkpoint, batch_of, fields, symmet
         return negative
 
     z1, z2 = twin.encode_views(batch["input_ids"], batch["attention_mask"]).z
-    expected = naive_contrast(z1, z2, kept(t1, t2))
+    angle = fields.get("angular_margin", 0.0)
+    expected = naive_contrast(z1, z2, kept(t1, t2), angle=angle)
     if symmetric:
-        expected = (expected + naive_contrast(z2, z1, kept(t2, t1))) / 2
+        expected = (expected + naive_contrast(z2, z1, kept(t2, t1), angle=angle)) / 2
     output = model(**batch)
     left_out = sum(not kept(t1, t2)(i, k) for i in range(5) for k in range(5) if i != k)
     assert 0 < left_out < 20
@@ -199,6 +205,20 @@ def test_noise_climbs_and_joins_the_denominator(checkpoint, batch_of, against):
     before = torch.stack([cos(h, e) for h in z1.detach() for e in drawn])
     assert cosines.mean() > before.mean()
     same_gradients(model, twin, output.loss, expected)
+
+
+def test_an_angular_margin_is_the_positive_s_alone(checkpoint, batch_of):
+    """Neither noise nor its diagnostic gets it."""
+    model = build(checkpoint, noise_weight=0.5, noise_steps=0, angular_margin=0.4).double()
+    batch = batch_of(model)
+    with own_stream("noise", state_seed(CPU), CPU):
+        noise = torch.randn(5, 16).double()
+    output = model(**batch)
+    z1, z2 = model.encode_views(batch["input_ids"], batch["attention_mask"]).z
+    expected = naive_contrast(z1, z2, further=noise, weight=0.5, angle=0.4)
+    torch.testing.assert_close(output.loss.double(), expected, rtol=1e-5, atol=1e-6)
+    cosines = torch.stack([cos(h, e) for h in z1 for e in noise])
+    torch.testing.assert_close(output.metrics["noise_cosine"].double(), cosines.mean(), rtol=1e-4, atol=1e-5)
 
 
 def test_noise_is_drawn_anew_and_leaves_the_encoder_s_dropout_as_it_is(checkpoint, make_batch):

@@ -35,21 +35,24 @@ def released_template(model, tokenizer, template: str, n: int) -> Tensor:
     return states[0, (before + after).index(tokenizer.mask_token_id)]
 
 
+def released_view(model, tokenizer, texts: list[str], template: str, subtract: bool = True) -> Tensor:
+    """g = MLP(h − ĥ) or MLP(h), one text after the other, (B, H)."""
+    vectors = []
+    for text in texts:
+        words = tokenizer(text, add_special_tokens=False)["input_ids"]
+        first, rest = template.replace("{mask}", "[MASK]").split("{sentence}")
+        before = [tokenizer.cls_token_id, *tokenizer(first, add_special_tokens=False)["input_ids"]]
+        after = [*tokenizer(rest, add_special_tokens=False)["input_ids"], tokenizer.sep_token_id]
+        ids = [*before, *words, *after]
+        place = len(before) + len(words) + after.index(tokenizer.mask_token_id)
+        h = model.backbone(input_ids=torch.tensor([ids])).last_hidden_state[0, place]
+        vectors.append(h - subtract * released_template(model, tokenizer, template, len(words)))
+    return model.projector(torch.stack(vectors))
+
+
 def released(model, tokenizer, texts: list[str], naive) -> Tensor:
-    """−(1/B) Σ_i log exp(cos(g_i, g'_i)/τ) / Σ_j exp(cos(g_i, g'_j)/τ), g = MLP(h − ĥ), one text after the other."""
-    views = []
-    for template in (FIRST, SECOND):
-        vectors = []
-        for text in texts:
-            words = tokenizer(text, add_special_tokens=False)["input_ids"]
-            first, rest = template.replace("{mask}", "[MASK]").split("{sentence}")
-            before = [tokenizer.cls_token_id, *tokenizer(first, add_special_tokens=False)["input_ids"]]
-            after = [*tokenizer(rest, add_special_tokens=False)["input_ids"], tokenizer.sep_token_id]
-            ids = [*before, *words, *after]
-            place = len(before) + len(words) + after.index(tokenizer.mask_token_id)
-            h = model.backbone(input_ids=torch.tensor([ids])).last_hidden_state[0, place]
-            vectors.append(h - released_template(model, tokenizer, template, len(words)))
-        views.append(model.projector(torch.stack(vectors)))
+    """−(1/B) Σ_i log exp(cos(g_i, g'_i)/τ) / Σ_j exp(cos(g_i, g'_j)/τ)."""
+    views = [released_view(model, tokenizer, texts, template) for template in (FIRST, SECOND)]
     return naive.info_nce(views[0], views[1], model.config.temperature)
 
 
@@ -137,6 +140,42 @@ def test_a_sentence_is_found_again_under_another_template(checkpoint, tokenizer_
     batch = collator([{"texts": each, "index": i, "epoch": 0} for i, each in enumerate(texts)])
     output = model(batch["input_ids"], batch["attention_mask"])
     assert output.metrics["identical_texts"] == 1  # the query of row 0 is the positive of row 1
+
+
+@pytest.mark.parametrize("second", [SECOND, None])
+@pytest.mark.parametrize("subtract", [True, False])
+def test_a_queue_has_the_first_view_s_vectors_by_the_copy(checkpoint, tokenizer_of, second, subtract):
+    """Two steps: the template's own vector is the copy's too, without dropout."""
+    own = {"second_prompt_template": second, "subtract_template": subtract}
+    fields = {**FIELDS, **own, "queue_weight": 1.0, "queue_size": 10, "queue_momentum": 0.6}
+    model = CSEModel.from_backbone(checkpoint("bert", 0.2), **fields).double().train()
+    slow = copy.deepcopy(model).eval()
+    tokenizer, keys = tokenizer_of("bert"), []
+    for step in range(2):
+        if step:
+            for old, new in zip(slow.backbone.parameters(), model.backbone.parameters(), strict=True):
+                old.data = 0.6 * old.data + 0.4 * new.data
+            slow.projector.load_state_dict(model.projector.state_dict())
+        output = model(**batch_of_texts(model, tokenizer))
+        with torch.no_grad():
+            keys.append(released_view(slow, tokenizer, TEXTS, FIRST, subtract))
+        output.loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.0 if parameter.grad is None else 0.5 * parameter.grad
+    assert (keys[1] - keys[0]).abs().max() > 0.1
+    torch.testing.assert_close(model.objectives["queue"].keys_MH, torch.cat(keys), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("texts", "left_out"), [(["w4", "w1 w2"], True), (["w1 w2", "w4"], True), (["w4"], False)])
+def test_a_sentence_is_found_again_in_the_queue(checkpoint, tokenizer_of, texts, left_out):
+    """The queue holds one sentence in the first template; nothing else is a negative of the one row."""
+    model = build(checkpoint, mask_identical=True, queue_weight=1.0, queue_size=1).train()
+    collator = CSECollator(tokenizer_of("bert"), 12, {}, 42, FIRST, second_template=SECOND)
+    first, second = (collator([{"texts": each, "index": 0, "epoch": 0}]) for each in (["w1 w2", "w3"], texts))
+    model(first["input_ids"], first["attention_mask"])
+    loss = model(second["input_ids"], second["attention_mask"]).loss
+    assert (loss == 0) == left_out
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,12 @@ def test_other_objectives_train_beside_two_templates(small_run: Callable[..., An
     trainer = small_run(
         tmp_path / "run",
         method="joint",
-        fields=FIELDS | {"objectives": names, "rtd_edit_operation": "all"},
+        fields=FIELDS | {"objectives": [*names, "noise", "queue"], "rtd_edit_operation": "all"},
         max_seq_length=16,
         max_steps=2,
     )
     trainer.train()
     entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["metrics/queue_cosine"] != 0
     terms = [entry[f"loss/{name}"] for name in ("contrastive", *names)]
     assert entry["loss"] == pytest.approx(sum(terms), abs=1e-3)
