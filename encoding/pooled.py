@@ -44,8 +44,8 @@ class PooledBackbone(nn.Module):
         offset = single_offset(self.pooling, self.mask_offset)
         if offset is not None and isinstance(self.backbone, PreTrainedModel):
             places_N = flat_place_of(attention_mask, offset)
-            states = run_encoder(self.backbone, attention_mask, input_ids, places_M=places_N).last_hidden_state
-            return PooledOutput(self.head(states))
+            output = run_encoder(self.backbone, attention_mask, input_ids, places_M=places_N, each_row=True)
+            return PooledOutput(self.head(output.last_hidden_state))
         layers = self.pooling in NEEDS_HIDDEN_STATES
         output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=layers)
         states = output.hidden_states if layers else (output.last_hidden_state,)

@@ -4,7 +4,8 @@ PyTorch draws one number for every element there, one after the other, which tak
 training step. Here one 64-bit number serves four elements.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -22,12 +23,16 @@ def dropout(states: Tensor, p: float) -> Tensor:
     cannot draw integers."""
     if torch.compiler.is_compiling():
         return nn.functional.dropout(states, p)
-    dropped = round(p * _LANES)
-    count = states.numel()
+    return states * draw_factors(states.shape, p, states.dtype)
+
+
+def draw_factors(shape: Sequence[int], p: float, dtype: torch.dtype) -> Tensor:
+    """Draw dropout's factors from torch's global CPU generator: 0 with probability ``p``, else 1 / (1 − p)."""
+    dropped, count = round(p * _LANES), math.prod(shape)
     numbers = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    lanes = numbers.view(torch.int16)[:count].view(states.shape)
-    kept = (lanes >= dropped - _LANES // 2).to(states.dtype).mul_(_LANES / (_LANES - dropped))
-    return states * kept
+    factors = torch.empty(shape, dtype=dtype)
+    torch.ge(numbers.view(torch.int16)[:count].view(shape), dropped - _LANES // 2, out=factors)
+    return factors.mul_(_LANES / (_LANES - dropped))
 
 
 class LanesDropout(nn.Dropout):

@@ -1,7 +1,8 @@
 """The last layer of an encoder, computed only where its states are read: at [CLS], or at masked positions.
 
 After its attention, no position of a layer reads another one. The output projection, the feed-forward network and the
-norms (three quarters of the layer's parameters) are therefore computed at the wanted positions only.
+norms (three quarters of the layer's parameters) are therefore computed at the wanted positions only. Where one state
+of each row is wanted, only these states ask in the attention (on CPU).
 
 Shape suffixes: N rows, L tokens, T real tokens of all rows, M wanted positions, H hidden size.
 """
@@ -9,7 +10,7 @@ Shape suffixes: N rows, L tokens, T real tokens of all rows, M wanted positions,
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -74,3 +75,52 @@ def only_at(module: nn.Module, places_M: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def self_attention(model: PreTrainedModel) -> nn.Module | None:
+    """Return the last layer's module that maps to queries, keys and values (``attention.self`` in BERT).
+
+    None where ``attention_output`` is None, and in a family whose queries come from no linear map of their own.
+    """
+    if attention_output(model) is None:
+        return None
+    last: Any = layer_list(model)[-1]
+    module = getattr(last.attention, "self", None)
+    return module if isinstance(module, nn.Module) and type(getattr(module, "query", None)) is nn.Linear else None
+
+
+@contextmanager
+def ask_at(asking: Any, output: nn.Module | None, places_N: Tensor) -> Iterator[None]:
+    """Compute the last layer's queries, and all that follows its attention, at one place of each row.
+
+    The queries keep their shape (1, T, H), since the family's code reshapes them; those of the places are the first N.
+
+    Arguments:
+        asking: ``self_attention`` of the encoder.
+        output: its ``attention_output``.
+        places_N: the places among its T tokens.
+    """
+    N, T = len(places_N), 0
+
+    def select(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        nonlocal T
+        T = arguments[0].shape[1]
+        return (take_places(arguments[0], places_N),)
+
+    def widen(_: nn.Module, __: Any, queries: Tensor) -> Tensor:
+        return nn.functional.pad(queries, (0, 0, 0, T - N))
+
+    def first(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        attended, before = arguments
+        return attended[:, :N], take_places(before, places_N)
+
+    handles = [
+        asking.query.register_forward_pre_hook(select),
+        asking.query.register_forward_hook(widen),
+        cast(nn.Module, output).register_forward_pre_hook(first),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

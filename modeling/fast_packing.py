@@ -1,9 +1,9 @@
 """Packed batches: an encoder computes real tokens only, whatever the padding of its input.
 
-The real tokens of all rows are concatenated, and every layer except attention processes this one sequence. Scaled
-dot-product attention needs padded rows (it has dropout), so the tokens are padded before it and packed after it.
-Transformers' flash attention needs no rows: it gets their boundaries. Both use Transformers' attention interface, so
-no family's code is forked.
+The real tokens of all rows are concatenated, and every layer except attention processes this one sequence. On CPU
+attention is our own function of packed tokens (``fast_attention.py``). Scaled dot-product attention needs padded rows
+(it has dropout), so the tokens are padded before it and packed after it. Transformers' flash attention needs no rows:
+it gets their boundaries. All use Transformers' attention interface, so no family's code is forked.
 
 Shape suffixes: N rows, L tokens of the longest, T real tokens of all rows, M wanted positions, H hidden size, A heads,
 D size of a head.
@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils.generic import is_flash_attention_requested
 
+from .fast_attention import PackedAttention, Rows
 from .fast_counts import counts_of
-from .fast_dropout import dropout
-from .fast_layers import TakeRows, attention_output, only_at, take_places
+from .fast_layers import TakeRows, ask_at, attention_output, only_at, self_attention, take_places
 from .fast_switch import fast
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,11 @@ class Packing:
             return cls(mask_NL, flat.nonzero().squeeze(1))
         torch._assert_async(flat.sum() == sum(counts), "token_counts are not those of attention_mask")
         return cls(mask_NL, torch.nonzero_static(flat, size=sum(counts)).squeeze(1))
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows, for attention on CPU."""
+        return Rows(self.mask_NL, self.index_T)
 
     def boundaries(self) -> dict[str, Any]:
         """Return where rows begin and end, as arguments of Transformers' flash attention.
@@ -107,6 +112,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     packing: Packing | None = None,
     sliding_window: int | None = None,
+    asking: nn.Module | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention; with a ``packing``, each token attends to its own row only.
@@ -114,40 +120,36 @@ def packed_attention(
     Arguments:
         query, key, value: (1, A, T, D) with a packing, else as in Transformers.
         sliding_window: with a packing, a token attends to tokens less than this distance away.
+        asking: a module in which one token of each row asks (``ask_at``): the first N queries are theirs, the first N
+            results too.
 
     Returns:
         (1, T, A, D), None
     """
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    q_NALD, k_NALD, v_NALD = (
-        packing.pad(states.squeeze(0).transpose(0, 1)).transpose(1, 2) for states in (query, key, value)
-    )
-    L = packing.mask_NL.shape[1]
+    N, L = packing.mask_NL.shape
     if sliding_window is not None and sliding_window < L:
         place_L = torch.arange(L, device=query.device)
         near_LL = (place_L[:, None] - place_L).abs() < sliding_window
         attention_mask = packing.mask_NL[:, None, None] & near_LL
-    if kwargs.get("dropout") and query.device.type == "cpu":
-        p, scaling = kwargs["dropout"], kwargs.get("scaling")
-        output_NLAD = _attend_with_dropout(q_NALD, k_NALD, v_NALD, attention_mask, p, scaling)
-    else:
-        output_NLAD, _ = sdpa_attention_forward(module, q_NALD, k_NALD, v_NALD, attention_mask, **kwargs)
+    if own_attention(query):
+        q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
+        T, one = len(q), module is asking
+        scaling = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
+        further = (kwargs.get("dropout", 0.0), scaling, attention_mask)
+        output = PackedAttention.apply(q[:N] if one else q, k, v, packing.rows, one, *further)
+        return nn.functional.pad(output, (0, 0, 0, 0, 0, T - N) if one else (0, 0)).unsqueeze(0), None
+    q_NALD, k_NALD, v_NALD = (
+        packing.pad(states.squeeze(0).transpose(0, 1)).transpose(1, 2) for states in (query, key, value)
+    )
+    output_NLAD, _ = sdpa_attention_forward(module, q_NALD, k_NALD, v_NALD, attention_mask, **kwargs)
     return packing.pack(output_NLAD).unsqueeze(0), None
 
 
-def _attend_with_dropout(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float, scaling: float | None
-) -> Tensor:
-    """Attention with our cheap dropout (``fast_dropout.py``), as torch computes it on CPU: (N, A, L, D) each, boolean
-    mask → (N, L, A, D)."""
-    with torch.autocast("cpu", enabled=False):
-        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        scores = torch.matmul(query * scaling, key.transpose(2, 3))
-        if mask is not None:
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        weights = dropout(scores.softmax(-1), p)
-        return torch.matmul(weights, value).transpose(1, 2)
+def own_attention(states: Tensor) -> bool:
+    """Return True where attention is ``fast_attention.py``'s: on CPU, in layers that are not compiled."""
+    return states.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
@@ -257,6 +259,7 @@ def run_encoder(
     *,
     packed: bool = True,
     places_M: Tensor | None = None,
+    each_row: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Call an encoder, on real tokens only if its attention is ``PACKED_ATTENTION`` or a flash attention.
@@ -267,6 +270,7 @@ def run_encoder(
         input_ids_NL, inputs_embeds_NLH: exactly one of them.
         packed: False computes the padding too, whatever the encoder's attention.
         places_M: positions of real tokens in the flattened (N·L), none twice; only their last states are returned.
+        each_row: ``places_M`` are one place of each row, row after row.
         kwargs: further arguments of the encoder.
 
     Returns:
@@ -278,14 +282,14 @@ def run_encoder(
     if flash and next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled(model.device.type):
         with _attention(model, "sdpa"):
             rows = (model, attention_mask_NL, input_ids_NL, inputs_embeds_NLH)
-            return run_encoder(*rows, packed=False, places_M=places_M, **kwargs)
+            return run_encoder(*rows, packed=False, places_M=places_M, each_row=each_row, **kwargs)
     packed = (
         packed and fast() and (_dispatches(model) if flash else model.config._attn_implementation == PACKED_ATTENTION)
     )
     packing = Packing.of(attention_mask_NL) if packed else None
     given = {"input_ids": input_ids_NL, "inputs_embeds": inputs_embeds_NLH}
     inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if packing is None or packing.full:
+    if packing is None or (packing.full and not own_attention(attention_mask_NL)):
         inputs |= {"attention_mask": None if flash and packing is not None else attention_mask_NL}
         output = _call(model, inputs | kwargs, places_M)
         if places_M is not None:
@@ -296,7 +300,13 @@ def run_encoder(
     # Transformers passes a mask of four dimensions to attention unchanged
     own = {"attention_mask": packing.mask_NL[:, None, None], "packing": packing}
     inputs |= {"attention_mask": None, **packing.boundaries()} if flash else own
-    output = _call(model, inputs | kwargs, None if places_M is None else packing.places(places_M))
+    places_M = None if places_M is None else packing.places(places_M)
+    asking = self_attention(model) if each_row and not flash and own_attention(attention_mask_NL) else None
+    if asking is None or places_M is None:
+        output = _call(model, inputs | kwargs, places_M)
+    else:
+        with ask_at(asking, attention_output(model), places_M):
+            output = model(**inputs, asking=asking, **kwargs)
     last = output.last_hidden_state.squeeze(0)
     output.last_hidden_state = packing.pad(last) if places_M is None else last
     if output.get("hidden_states") is not None:

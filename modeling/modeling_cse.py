@@ -236,8 +236,8 @@ class CSEModel(EncoderWrapper):
         if mask_offset is not None and self.config.pooling == "mask":
             offset = mask_offset
         places_N = flat_place_of(attention_mask_NL, offset)
-        backbone = backbone or self.backbone
-        return run_encoder(backbone, attention_mask_NL, input_ids_NL, places_M=places_N).last_hidden_state
+        rows = (backbone or self.backbone, attention_mask_NL, input_ids_NL)
+        return run_encoder(*rows, places_M=places_N, each_row=True).last_hidden_state
 
     def pooled_and_last(
         self, input_ids_NL: Tensor, attention_mask_NL: Tensor, backbone: nn.Module | None = None

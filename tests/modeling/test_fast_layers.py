@@ -15,7 +15,7 @@ CAN = {"bert", "roberta", "xlm-roberta", "electra", "deberta-v2"}
 
 @pytest.mark.parametrize("lengths", [[3, 12, 1, 7], [6, 6, 6], [5]])
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("wanted", ["one a row", "some, in any order", "none"])
+@pytest.mark.parametrize("wanted", ["one a row", "one a row, known", "some, in any order", "none"])
 def test_states_and_gradients(family, checkpoint, encoder_config, lengths, packed, wanted):
     model = SimCSEModel.from_backbone(checkpoint(family), dropout=0.0)
     twin = copy.deepcopy(model)
@@ -26,11 +26,13 @@ def test_states_and_gradients(family, checkpoint, encoder_config, lengths, packe
     real = mask.flatten().nonzero().squeeze(1)
     places = {
         "one a row": torch.tensor([row * max(lengths) + length // 2 for row, length in enumerate(lengths)]),
+        "one a row, known": torch.arange(len(lengths)) * max(lengths) + (torch.tensor(lengths) - 1),
         "some, in any order": real[torch.randperm(len(real))[: 1 + len(real) // 3]],
         "none": torch.empty(0, dtype=torch.int64),
     }[wanted]
     weights = torch.randn(len(places), model.config.hidden_size)
-    ours = run_encoder(model.backbone, mask, ids, packed=packed, places_M=places).last_hidden_state
+    options = {"packed": packed, "places_M": places, "each_row": wanted == "one a row, known"}
+    ours = run_encoder(model.backbone, mask, ids, **options).last_hidden_state
     theirs = run_encoder(twin.backbone, mask, ids, packed=False).last_hidden_state.flatten(0, 1)[places]
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     (ours * weights).sum().backward()
@@ -54,6 +56,19 @@ def test_only_the_pooled_states_meet_the_last_feed_forward(checkpoint):
     embedded = model.eval()(ids[:, 0], mask[:, 0])
     assert seen[-1] > 3 and embedded.last_hidden_state.shape[:2] == (3, 9)
     torch.testing.assert_close(model.pooled(ids[:, 0], mask[:, 0]), embedded.sentence_embedding)
+
+
+def test_only_the_pooled_states_ask_in_the_last_layer(checkpoint):
+    model = SimCSEModel.from_backbone(checkpoint("bert")).train()
+    asked, told = [], []
+    for layer in model.backbone.encoder.layer:
+        layer.attention.self.query.register_forward_hook(lambda _, given, __: asked.append(given[0].shape[1]))
+        layer.attention.self.key.register_forward_hook(lambda _, given, __: told.append(given[0].shape[1]))
+    ids, mask = torch.randint(8, 90, (3, 1, 9)), torch.ones(3, 1, 9, dtype=torch.int64)
+    mask[1, 0, 4:] = 0
+    model(ids, mask, return_loss=True).loss.backward()
+    assert told == [2 * 22] * len(told)
+    assert asked == [*[2 * 22] * (len(asked) - 1), 6]
 
 
 def test_pooling_of_several_states_and_checkpointing_keep_the_layer_whole(checkpoint):

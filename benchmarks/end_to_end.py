@@ -1,0 +1,159 @@
+"""Compare whole runs: csekit's training script and sentence-transformers', each in a process of its own.
+
+    python benchmarks/end_to_end.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
+        --dev_file stsb-dev.tsv --output experiments/results/benchmarks/end-to-end-bert-base-uncased-cpu.json
+
+Both sides train SimCSE from the same weights on the same sentences, evaluate the dev pairs at the same steps, keep the
+best checkpoint and write the encoder (`st_training.py` is the other side's script). They take turns for `--rounds`
+rounds; ratios are medians within the rounds. Wall time goes from the start of the process to its end, so imports and
+reading count. CPU time is that of the process and its children. Memory is resident memory, sampled five times a
+second; its growth is the median of the last quarter of a run over that of the second. `python -m experiments.tables`
+makes the table `benchmarks/NAME`.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from csekit.encoding.provenance import checksum, environment
+from csekit.evaluation.results import write_results
+
+SIDES = ("csekit", "sentence-transformers")
+SAMPLE_SECONDS = 0.2
+
+
+def words(side: str, args: argparse.Namespace, output: Path) -> list[str]:
+    """Return the command of a side."""
+    common = ["--model_name_or_path", args.model_name_or_path, "--train_file", args.train_file]
+    common += ["--dev_file", args.dev_file, "--output_dir", str(output), "--max_steps", str(args.max_steps)]
+    common += ["--eval_steps", str(args.eval_steps), "--max_seq_length", str(args.max_seq_length)]
+    common += ["--learning_rate", "3e-5"]
+    if side == "csekit":
+        own = ["--method", "simcse", "--projector", "none", "--per_device_train_batch_size", str(args.batch_size)]
+        own += ["--use_cpu", str(args.device == "cpu"), "--bf16", str(args.precision == "bf16"), "--report_to", "none"]
+        return [sys.executable, "-m", "csekit", "train", *common, *own]
+    own = ["--batch_size", str(args.batch_size), *(["--bf16"] if args.precision == "bf16" else [])]
+    own += ["--use_cpu"] if args.device == "cpu" else []
+    return [sys.executable, str(Path(__file__).with_name("st_training.py")), *common, *own]
+
+
+def run(command: list[str], log: Path, threads: int) -> dict[str, Any]:
+    """Run a command and measure it.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    started = time.perf_counter()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": str(threads)}
+        )
+        samples: list[int] = []
+        watcher = threading.Thread(target=watch, args=(process.pid, samples), daemon=True)
+        watcher.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - started
+    watcher.join()
+    if process.returncode:
+        tail = log.read_text(errors="replace").splitlines()[-3:]
+        raise RuntimeError(f"{' '.join(command[:4])} … ended with {process.returncode}: {' '.join(tail)}")
+    return {"seconds": seconds, "cpu_seconds": usage.ru_utime + usage.ru_stime, **of_samples(samples)}
+
+
+def watch(pid: int, samples: list[int]) -> None:
+    """Append the resident bytes of a process and its children to ``samples`` until it ends."""
+    while True:
+        try:
+            process = psutil.Process(pid)
+            family = [process, *process.children(recursive=True)]
+            resident = sum(each.memory_info().rss for each in family)
+        except psutil.Error:
+            return
+        if resident == 0:  # it has ended and waits to be asked for its status
+            return
+        samples.append(resident)
+        time.sleep(SAMPLE_SECONDS)
+
+
+def of_samples(samples: list[int]) -> dict[str, Any]:
+    """Return the peak and the growth: the median of the last quarter over that of the second."""
+    quarter = max(1, len(samples) // 4)
+    late, early = statistics.median(samples[-quarter:]), statistics.median(samples[quarter : 2 * quarter] or samples)
+    return {"memory": max(samples), "growth": late / early}
+
+
+def summary(rounds: list[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a row for each side: medians, and medians of the ratios to csekit within a round."""
+    rows = []
+    for side in SIDES:
+        row: dict[str, Any] = {"name": side}
+        for field in ("seconds", "cpu_seconds", "memory", "growth"):
+            row[field] = statistics.median(each[side][field] for each in rounds)
+        for field in ("seconds", "cpu_seconds", "memory"):
+            row[f"{field}_ratio"] = statistics.median(each[side][field] / each[SIDES[0]][field] for each in rounds)
+        rows.append(row)
+    return rows
+
+
+def read_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint, a masked LM")
+    parser.add_argument("--train_file", required=True, help="sentences, one a line")
+    parser.add_argument("--dev_file", required=True, help="tsv file with the columns sentence1, sentence2, score")
+    parser.add_argument("--output", type=Path, required=True, help="results file")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    for name, default, text in (
+        ("rounds", 5, "number of turns"),
+        ("max_steps", 250, "steps of a run"),
+        ("eval_steps", 125, "steps between evaluations"),
+        ("batch_size", 64, "sentences a step"),
+        ("max_seq_length", 32, "tokens of a sentence"),
+        ("threads", os.cpu_count() or 1, "CPU threads of each side"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=text)
+    args = parser.parse_args(argv)
+    for name in ("rounds", "max_steps", "eval_steps", "batch_size", "max_seq_length", "threads"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
+    for name in ("train_file", "dev_file"):
+        if not Path(getattr(args, name)).is_file():
+            parser.error(f"--{name} must be a file, got {getattr(args, name)}")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = read_arguments(argv)
+    rounds: list[dict[str, dict[str, Any]]] = []
+    try:
+        for number in range(args.rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                found = {
+                    side: run(words(side, args, Path(folder) / side), Path(folder) / f"{side}.log", args.threads)
+                    for side in SIDES
+                }
+            rounds.append(found)
+            values = ", ".join(f"{n} {v['seconds']:.1f} s, {v['memory'] / 2**20:.0f} MiB" for n, v in found.items())
+            print(f"[{number + 1}/{args.rounds}] {values}", flush=True)
+    except RuntimeError as error:
+        raise SystemExit(f"error: {error}") from None
+    settings = {name: value for name, value in vars(args).items() if name != "output"}
+    settings["model_name_or_path"] = Path(args.model_name_or_path).name
+    settings |= {name: Path(getattr(args, name)).name for name in ("train_file", "dev_file")}
+    settings |= {"benchmark": "end_to_end", "checksum": checksum(Path(args.train_file)), "cores": os.cpu_count()}
+    results = {"run": settings, "rows": summary(rounds), "rounds": rounds, "environment": environment()}
+    write_results(args.output, results, overwrite=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Attention of packed tokens on CPU: one autograd function from packed queries, keys and values to packed results.
+
+Padded rows are read by index, head by head, in the layout that the batched products want, so that nothing is padded,
+transposed and copied one after the other. The mask, the scaling and the dropout cost one pass each. The backward pass
+reads the padded states, the probabilities before dropout and those after it. In the last layer, where one state of each
+row is read, only that state asks.
+
+Shape suffixes: N rows, L tokens of the longest, T real tokens of all rows, Q tokens of a row that ask (L, or 1), A
+heads, D size of a head.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .fast_dropout import draw_factors
+
+
+class Rows:
+    """Where packed tokens stand in padded rows.
+
+    Arguments:
+        mask_NL: bool, True for real tokens.
+        index_T: int64, their ascending positions in the flattened (N·L) batch.
+    """
+
+    def __init__(self, mask_NL: Tensor, index_T: Tensor) -> None:
+        self.N, self.L = mask_NL.shape
+        self.mask_NL, self._index_T = mask_NL, index_T
+        self.padded_places, self.packed_places = lru_cache(self._padded_places), lru_cache(self._packed_places)
+
+    def _padded_places(self, heads: int) -> Tensor:
+        """Return for each place of (N, A, L) its row among those of (T, A); padding repeats the token before it."""
+        token_NL = (self.mask_NL.flatten().cumsum(0) - 1).clamp_min(0).view(self.N, 1, self.L)
+        return (token_NL * heads + torch.arange(heads)[:, None]).flatten()
+
+    def _packed_places(self, heads: int) -> Tensor:
+        """Return for each row of (T, A) its place in (N, A, L)."""
+        first_T = self._index_T + self._index_T // self.L * (self.L * (heads - 1))
+        return (first_T[:, None] + torch.arange(0, heads * self.L, self.L)).flatten()
+
+    def pad(self, packed: Tensor) -> Tensor:
+        """(T, A, D) → (N·A, L, D), states of other tokens at padding"""
+        A, D = packed.shape[1:]
+        return packed.reshape(-1, D).index_select(0, self.padded_places(A)).view(-1, self.L, D)
+
+    def pack(self, padded: Tensor, heads: int) -> Tensor:
+        """(N·A, L, D) → (T, A, D)"""
+        D = padded.shape[-1]
+        return padded.reshape(-1, D).index_select(0, self.packed_places(heads)).view(-1, heads, D)
+
+
+def _times_transposed(left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:
+    """``alpha · left @ rightᵀ`` of batches, (B, Q, D) and (B, L, D) → (B, Q, L).
+
+    For small float32 matrices the BLAS takes twice as long with a transposed right side as without."""
+    turned = right.transpose(1, 2)
+    return _times(left, turned.contiguous() if left.dtype == torch.float32 and left.shape[1] > 1 else turned, alpha)
+
+
+def _times(left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:
+    return torch.baddbmm(left.new_empty(1, 1, 1), left, right, beta=0, alpha=alpha)
+
+
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 0 where a bool mask is True, and else what makes a softmax 0."""
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+class PackedAttention(torch.autograd.Function):
+    """softmax(scaling · q kᵀ + mask) with dropout, times v, of packed tokens.
+
+    Arguments:
+        query: (T, A, D); (N, A, D) with ``one``.
+        key, value: (T, A, D).
+        rows: the rows of the batch.
+        one: one token of each row asks.
+        p: dropout of the probabilities.
+        scaling: factor of the scores.
+        mask: bool, broadcast to (N, A, Q, L): the keys that a token attends to; None: the real tokens of its row.
+
+    Returns:
+        of the queries' shape
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: Rows,
+        one: bool,
+        p: float,
+        scaling: float,
+        mask: Tensor | None,
+    ) -> Tensor:
+        A, D = query.shape[1:]
+        N, L, Q = rows.N, rows.L, 1 if one else rows.L
+        with torch.autocast("cpu", enabled=False):
+            q = query.reshape(N * A, 1, D) if one else rows.pad(query)
+            k, v = rows.pad(key), rows.pad(value)
+            scores = _times_transposed(q, k, scaling)
+            scores.view(N, A, Q, L).add_(_bias(rows.mask_NL[:, None, None] if mask is None else mask, scores.dtype))
+            weights = scores.softmax(-1)
+            used = weights if p == 0 else weights * draw_factors(weights.shape, p, weights.dtype)
+            output = _times(used, v)
+        ctx.save_for_backward(q, k, v, weights, used)
+        ctx.rows, ctx.one, ctx.scaling = rows, one, scaling
+        return output.view(N, A, D) if one else rows.pack(output, A)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, weights, used = ctx.saved_tensors
+        rows: Rows = ctx.rows
+        A, D = gradient.shape[1:]
+        with torch.autocast("cpu", enabled=False):
+            if ctx.one:
+                d_output = gradient.reshape(-1, 1, D)
+            else:
+                d_output = rows.pad(gradient)
+                d_output.view(rows.N, A, rows.L, D).mul_(rows.mask_NL[:, None, :, None].to(gradient.dtype))
+            d_value = rows.pack(_times(used.transpose(1, 2), d_output), A)
+            # with factors F of the dropout and U = W ∘ F, the softmax's gradient W ∘ (G ∘ F − Σ W ∘ G ∘ F) is
+            # U ∘ G − W Σ U ∘ G
+            d_scores = _times_transposed(d_output, v).mul_(used)
+            d_scores.addcmul_(weights, d_scores.sum(-1, keepdim=True), value=-1)
+            d_q = _times(d_scores, k, ctx.scaling)
+            d_key = rows.pack(_times(d_scores.transpose(1, 2), q, ctx.scaling), A)
+        d_query = d_q.view(gradient.shape) if ctx.one else rows.pack(d_q, A)
+        return d_query, d_key, d_value, None, None, None, None, None
