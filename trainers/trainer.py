@@ -58,6 +58,7 @@ from csekit.trainers.run_settings import config_settings, digest, plain, vocabul
 
 logger = logging.getLogger(__name__)
 
+SAMPLE_ROWS = 64  # sentences of the sample that go through the encoder at once: no more memory than a training step
 CHECKED_TEXTS = 32  # training sentences that are embedded to check an export without a dev set
 LABEL_FREE = {"alignment": False, "uniformity": False, "effective_rank": True}  # True: greater is better
 
@@ -312,11 +313,16 @@ class CSETrainer(HubTrainer):
         template = self.model.config.prompt_template
         length = training_length(self.tokenizer, self.args.max_seq_length, template)
         rows = tokenize(self.tokenizer, self._sample, length, template)
-        batch = {name: value.to(self.args.device) for name, value in pad(self.tokenizer, rows.input_ids).items()}
+        ids = rows.input_ids
+        parts = [pad(self.tokenizer, ids[first : first + SAMPLE_ROWS]) for first in range(0, len(ids), SAMPLE_ROWS)]
+        batches = [{name: value.to(self.args.device) for name, value in part.items()} for part in parts]
         with evaluating(self.model), isolated_rng(self.args.seed):
             self.model.train()
-            views = [self.model.pooled(batch["input_ids"], batch["attention_mask"]) for _ in range(2)]
-        return views[0].float().cpu().numpy(), views[1].float().cpu().numpy()
+            first, second = (
+                torch.cat([self.model.pooled(each["input_ids"], each["attention_mask"]) for each in batches])
+                for _ in range(2)
+            )
+        return first.float().cpu().numpy(), second.float().cpu().numpy()
 
     # The end of a run
 
