@@ -2,8 +2,8 @@
 
 Padded rows are read by index, head by head, in the layout that the batched products want, so that nothing is padded,
 transposed and copied one after the other. The mask, the scaling and the dropout cost one pass each. The backward pass
-reads the padded states, the probabilities before dropout and those after it. In the last layer, where one state of each
-row is read, only that state asks.
+reads the padded states and the probabilities before and after dropout. In the last layer, where one state of each row
+is read, only that state asks.
 
 Shape suffixes: N rows, L tokens of the longest, T real tokens of all rows, Q tokens of a row that ask (L, or 1), A
 heads, D size of a head.
