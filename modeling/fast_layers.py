@@ -10,7 +10,7 @@ Shape suffixes: N rows, L tokens, T real tokens of all rows, M wanted positions,
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +90,7 @@ def self_attention(model: PreTrainedModel) -> nn.Module | None:
 
 
 @contextmanager
-def ask_at(asking: Any, output: nn.Module | None, places_N: Tensor) -> Iterator[None]:
+def ask_at(asking: Any, output: nn.Module, places_N: Tensor) -> Iterator[None]:
     """Compute the last layer's queries, and all that follows its attention, at one place of each row.
 
     The queries keep their shape (1, T, H), since the family's code reshapes them; those of the places are the first N.
@@ -117,7 +117,7 @@ def ask_at(asking: Any, output: nn.Module | None, places_N: Tensor) -> Iterator[
     handles = [
         asking.query.register_forward_pre_hook(select),
         asking.query.register_forward_hook(widen),
-        cast(nn.Module, output).register_forward_pre_hook(first),
+        output.register_forward_pre_hook(first),
     ]
     try:
         yield

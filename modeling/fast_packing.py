@@ -301,11 +301,12 @@ def run_encoder(
     own = {"attention_mask": packing.mask_NL[:, None, None], "packing": packing}
     inputs |= {"attention_mask": None, **packing.boundaries()} if flash else own
     places_M = None if places_M is None else packing.places(places_M)
-    asking = self_attention(model) if each_row and not flash and own_attention(attention_mask_NL) else None
-    if asking is None or places_M is None:
+    module = attention_output(model) if each_row and not flash and own_attention(attention_mask_NL) else None
+    asking = None if module is None else self_attention(model)
+    if module is None or asking is None or places_M is None:
         output = _call(model, inputs | kwargs, places_M)
     else:
-        with ask_at(asking, attention_output(model), places_M):
+        with ask_at(asking, module, places_M):
             output = model(**inputs, asking=asking, **kwargs)
     last = output.last_hidden_state.squeeze(0)
     output.last_hidden_state = packing.pad(last) if places_M is None else last
