@@ -227,7 +227,7 @@ def check_vocabulary(source: str | Path, tokenizer: PreTrainedTokenizerBase, row
     """Raise ValueError where the tokenizer has tokens without word embeddings or leaves many embeddings without one.
 
     Tokens that were added to a tokenizer (special tokens among them) may be without an embedding, but not those for
-    padding and for unknown words. 127 rows or 1 % of them may be without a token, but never half.
+    padding, for unknown words and around a sentence. 127 rows or 1 % of them may be without a token, but never half.
     """
     if rows is None:
         return
@@ -243,6 +243,14 @@ def check_vocabulary(source: str | Path, tokenizer: PreTrainedTokenizerBase, row
             raise ValueError(
                 f"{source}: {name} {getattr(tokenizer, name)!r} has number {number:,}, and the model {rows:,} word "
                 "embeddings: name another token in tokenizer_config.json"
+            )
+    frame = sentence_frame(tokenizer)
+    for number in (*frame.before, *frame.after):
+        if number >= rows:
+            raise ValueError(
+                f"{source}: the tokenizer puts {tokenizer.convert_ids_to_tokens(number)!r} around a sentence, which "
+                f"has number {number:,}, and the model {rows:,} word embeddings: name another token in "
+                "tokenizer_config.json"
             )
 
 

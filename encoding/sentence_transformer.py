@@ -72,7 +72,7 @@ def load_sentence_transformer(
     Raises:
         ImportError: sentence-transformers is not installed.
         ValueError: sentence-transformers cannot load it; a weight is missing or not finite; the vocabulary is not the
-            model's.
+            model's; its modules make no sentence embedding.
     """
     try:
         from sentence_transformers import SentenceTransformer
@@ -88,6 +88,13 @@ def load_sentence_transformer(
         load_transformer(folder / read_modules(folder)[0]["path"])  # it checks what sentence-transformers does not
         check_vocabulary(source, model.tokenizer, embedding_rows(transformer))
     check_finite_weights(source, model)
+    try:
+        model.encode(["a"], show_progress_bar=False)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(
+            f"{source}: the modules that modules.json names make no sentence embedding, {reason}"
+        ) from error
     if max_length is not None:
         model.max_seq_length = max_length
     return SentenceTransformerEncoder(model, model_name(source), batch_size)

@@ -89,6 +89,15 @@ def pad_with_an_unknown_token(folder: Path) -> None:
     edit_json(folder / "tokenizer_config.json", pad_token="[OTHER]")
 
 
+def begin_with_an_unknown_token(folder: Path) -> None:
+    edit_json(folder / "tokenizer_config.json", cls_token="[OTHER]", tokenizer_class="BertTokenizer")
+
+
+def name_no_pooling(folder: Path) -> None:
+    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    (folder / "modules.json").write_text(json.dumps([module]))
+
+
 def drop_the_post_processor(folder: Path) -> None:
     edit_json(folder / "tokenizer.json", post_processor=None)
     edit_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
@@ -106,6 +115,7 @@ def drop_the_post_processor(folder: Path) -> None:
         (drop_the_tokenizer, "the tokenizer has 5 tokens and the model 27 word embeddings"),
         (take_a_larger_tokenizer, "the tokenizer has 47 tokens and the model 27 word embeddings"),
         (pad_with_an_unknown_token, "pad_token '[OTHER]' has number 27, and the model 27 word embeddings"),
+        (begin_with_an_unknown_token, "the tokenizer puts '[OTHER]' around a sentence, which has number 27, and the"),
         (drop_the_post_processor, "pooling 'cls' reads the first token, and this tokenizer puts none"),
     ],
 )
@@ -113,6 +123,11 @@ def test_encode_refuses_a_damaged_encoder(tiny_folder: Path, damage: Callable[[P
     damage(tiny_folder)
     assert message in refused(encode(tiny_folder, "--pooling", "cls"))
     assert not list(tiny_folder.parent.glob("out*"))
+
+
+def test_encode_refuses_modules_without_a_pooling(tiny_folder: Path) -> None:
+    name_no_pooling(tiny_folder)
+    assert "the modules that modules.json names make no sentence embedding" in refused(encode(tiny_folder))
 
 
 @pytest.mark.parametrize("command", ["eval", "eval static", "neighbors", "geometry", "export"])
