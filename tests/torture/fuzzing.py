@@ -216,7 +216,7 @@ def changed(draw: Any, base: Any) -> Any:
         place = draw(st.sampled_from(paths(value)))
         how = draw(st.sampled_from(["replace", "replace", "replace", "remove", "wrap", "deep", "rename"]))
         if not place:
-            value = draw(NASTY) if how == "replace" and draw(st.integers(0, 9)) == 0 else value
+            value = copy.deepcopy(draw(NASTY)) if how == "replace" and draw(st.integers(0, 9)) == 0 else value
             continue
         holder = value
         for key in place[:-1]:
@@ -234,7 +234,7 @@ def changed(draw: Any, base: Any) -> Any:
         elif how == "rename" and isinstance(holder, dict):
             holder[draw(TEXTS)] = holder.pop(key)
         else:
-            holder[key] = draw(NASTY)
+            holder[key] = copy.deepcopy(draw(NASTY))  # a later place may be inside it
     return value
 
 
