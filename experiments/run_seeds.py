@@ -63,6 +63,9 @@ def read_arguments(argv: list[str]) -> tuple[argparse.Namespace, Plan]:
     parser.add_argument("--grid_steps", type=int, help="without a plan: max_steps of the grid trials")
     cut = argv.index("--") if "--" in argv else len(argv)
     args = parser.parse_args(argv[:cut])
+    for name, value in vars(args).items():
+        if value == [] and name != "grid":  # argparse reads --name=-- as an empty list
+            parser.error(f"argument --{name}: expected one argument")
     if (args.plan is None) == (args.script is None):
         parser.error("give either a plan or --script")
     options = parse_options(argv[cut + 1 :])

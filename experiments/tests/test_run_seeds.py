@@ -16,6 +16,7 @@ from experiments.clock import Clock
 from experiments.plan import Plan, parse_options
 from experiments.processes import wait_for_left_behind
 from experiments.records import TrialRecords
+from experiments.run_seeds import main
 from experiments.summary import spread, summarise
 from experiments.trial import PlanError
 
@@ -418,3 +419,11 @@ def test_a_dry_run_prints_every_command_with_its_cost(bench: Any, capsys: pytest
 def test_the_cost_of_a_step_that_nothing_tells_is_unknown(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run("--dry_run") == 0
     assert "# one/learning_rate=0.0001: unknown hours" in capsys.readouterr().out
+
+
+def test_an_option_given_two_dashes_as_its_value_is_refused(tmp_path: Path, capsys: Any) -> None:
+    argv = ["--script", "examples/run_unsup.py", "--output_dir", str(tmp_path / "runs"), "--dry_run"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*argv, "--max_minutes=--"])
+    assert stopped.value.code == 2
+    assert "argument --max_minutes: expected one argument" in capsys.readouterr().err
