@@ -16,7 +16,7 @@ from .random_streams import own_stream
 
 @dataclass(frozen=True)
 class Modified:
-    """What the modifiers make of the contrast in one step.
+    """The contrast of one step, as its modifiers change it.
 
     Arguments:
         modifiers: by name.

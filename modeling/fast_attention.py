@@ -9,7 +9,6 @@ Shape suffixes: N rows, L tokens of the longest, T real tokens of all rows, Q to
 heads, D size of a head.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from .fast_dropout import draw_factors
 
 
 class Rows:
-    """Where packed tokens stand in padded rows.
+    """The places of packed tokens in padded rows.
 
     Arguments:
         mask_NL: bool, True for real tokens.
@@ -29,27 +28,33 @@ class Rows:
     def __init__(self, mask_NL: Tensor, index_T: Tensor) -> None:
         self.N, self.L = mask_NL.shape
         self.mask_NL, self._index_T = mask_NL, index_T
-        self.padded_places, self.packed_places = lru_cache(self._padded_places), lru_cache(self._packed_places)
+        self._found: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def places(self, heads: int) -> tuple[Tensor, Tensor]:
+        """Return for each place of (N, A, L) its row among those of (T, A), and the reverse; all layers share them.
+
+        Padding repeats the token before it."""
+        if heads not in self._found:
+            self._found[heads] = self._padded_places(heads), self._packed_places(heads)
+        return self._found[heads]
 
     def _padded_places(self, heads: int) -> Tensor:
-        """Return for each place of (N, A, L) its row among those of (T, A); padding repeats the token before it."""
         token_NL = (self.mask_NL.flatten().cumsum(0) - 1).clamp_min(0).view(self.N, 1, self.L)
         return (token_NL * heads + torch.arange(heads)[:, None]).flatten()
 
     def _packed_places(self, heads: int) -> Tensor:
-        """Return for each row of (T, A) its place in (N, A, L)."""
         first_T = self._index_T + self._index_T // self.L * (self.L * (heads - 1))
         return (first_T[:, None] + torch.arange(0, heads * self.L, self.L)).flatten()
 
     def pad(self, packed: Tensor) -> Tensor:
         """(T, A, D) → (N·A, L, D), states of other tokens at padding"""
         A, D = packed.shape[1:]
-        return packed.reshape(-1, D).index_select(0, self.padded_places(A)).view(-1, self.L, D)
+        return packed.reshape(-1, D).index_select(0, self.places(A)[0]).view(-1, self.L, D)
 
     def pack(self, padded: Tensor, heads: int) -> Tensor:
         """(N·A, L, D) → (T, A, D)"""
         D = padded.shape[-1]
-        return padded.reshape(-1, D).index_select(0, self.packed_places(heads)).view(-1, heads, D)
+        return padded.reshape(-1, D).index_select(0, self.places(heads)[1]).view(-1, heads, D)
 
 
 def _times_transposed(left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:

@@ -1,9 +1,9 @@
 """Packed batches: an encoder computes real tokens only, whatever the padding of its input.
 
-The real tokens of all rows are concatenated, and every layer except attention processes this one sequence. On CPU
-attention is our own function of packed tokens (``fast_attention.py``). Scaled dot-product attention needs padded rows
-(it has dropout), so the tokens are padded before it and packed after it. Transformers' flash attention needs no rows:
-it gets their boundaries. All use Transformers' attention interface, so no family's code is forked.
+The real tokens of all rows are concatenated, and every layer except attention processes this one sequence. On CPU,
+attention with dropout is our own function of packed tokens (``fast_attention.py``). Scaled dot-product attention needs
+padded rows, so the tokens are padded before it and packed after it. Transformers' flash attention needs no rows: it
+gets their boundaries. All use Transformers' attention interface, so no family's code is forked.
 
 Shape suffixes: N rows, L tokens of the longest, T real tokens of all rows, M wanted positions, H hidden size, A heads,
 D size of a head.
@@ -84,11 +84,15 @@ class Packing:
 
     def pack(self, padded: Tensor) -> Tensor:
         """Drop the padding: (N, L, …) → (T, …)."""
+        if self.full:
+            return padded.flatten(0, 1)
         return TakeRows.apply(padded.flatten(0, 1), self.index_T)
 
     def pad(self, packed: Tensor) -> Tensor:
         """Restore the rows: (T, …) → (N, L, …), zeros at padding."""
         N, L = self.mask_NL.shape
+        if self.full:
+            return packed.unflatten(0, (N, L))
         padded = packed.new_zeros((N * L, *packed.shape[1:]))
         return padded.index_copy_(0, self.index_T, packed).unflatten(0, (N, L))
 
@@ -133,13 +137,15 @@ def packed_attention(
         place_L = torch.arange(L, device=query.device)
         near_LL = (place_L[:, None] - place_L).abs() < sliding_window
         attention_mask = packing.mask_NL[:, None, None] & near_LL
-    if own_attention(query):
+    one, dropout = module is asking, kwargs.get("dropout", 0.0)
+    if own_attention(query) and (one or dropout > 0):  # without dropout, the kernel of all queries is faster
         q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
-        T, one = len(q), module is asking
         scaling = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
-        further = (kwargs.get("dropout", 0.0), scaling, attention_mask)
+        further = (dropout, scaling, attention_mask)
         output = PackedAttention.apply(q[:N] if one else q, k, v, packing.rows, one, *further)
-        return nn.functional.pad(output, (0, 0, 0, 0, 0, T - N) if one else (0, 0)).unsqueeze(0), None
+        if one:
+            output = nn.functional.pad(output, (0, 0, 0, 0, 0, len(q) - N))
+        return output.unsqueeze(0), None
     q_NALD, k_NALD, v_NALD = (
         packing.pad(states.squeeze(0).transpose(0, 1)).transpose(1, 2) for states in (query, key, value)
     )
@@ -148,7 +154,7 @@ def packed_attention(
 
 
 def own_attention(states: Tensor) -> bool:
-    """Return True where attention is ``fast_attention.py``'s: on CPU, in layers that are not compiled."""
+    """Return True where attention can be ``fast_attention.py``'s: on CPU, in layers that are not compiled."""
     return states.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -281,15 +287,16 @@ def run_encoder(
     flash = is_flash_attention_requested(model.config)
     if flash and next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled(model.device.type):
         with _attention(model, "sdpa"):
-            rows = (model, attention_mask_NL, input_ids_NL, inputs_embeds_NLH)
-            return run_encoder(*rows, packed=False, places_M=places_M, each_row=each_row, **kwargs)
+            batch = (model, attention_mask_NL, input_ids_NL, inputs_embeds_NLH)
+            return run_encoder(*batch, packed=False, places_M=places_M, each_row=each_row, **kwargs)
     packed = (
         packed and fast() and (_dispatches(model) if flash else model.config._attn_implementation == PACKED_ATTENTION)
     )
     packing = Packing.of(attention_mask_NL) if packed else None
     given = {"input_ids": input_ids_NL, "inputs_embeds": inputs_embeds_NLH}
     inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if packing is None or (packing.full and not own_attention(attention_mask_NL)):
+    own = own_attention(attention_mask_NL)
+    if packing is None or (packing.full and not (own and (model.training or each_row))):
         inputs |= {"attention_mask": None if flash and packing is not None else attention_mask_NL}
         output = _call(model, inputs | kwargs, places_M)
         if places_M is not None:
@@ -298,10 +305,10 @@ def run_encoder(
     inputs = {name: packing.pack(value).unsqueeze(0) for name, value in inputs.items()}
     inputs |= {"position_ids": packing.positions(_first_position(model))}
     # Transformers passes a mask of four dimensions to attention unchanged
-    own = {"attention_mask": packing.mask_NL[:, None, None], "packing": packing}
-    inputs |= {"attention_mask": None, **packing.boundaries()} if flash else own
+    rows = {"attention_mask": packing.mask_NL[:, None, None], "packing": packing}
+    inputs |= {"attention_mask": None, **packing.boundaries()} if flash else rows
     places_M = None if places_M is None else packing.places(places_M)
-    module = attention_output(model) if each_row and not flash and own_attention(attention_mask_NL) else None
+    module = attention_output(model) if each_row and not flash and own else None
     asking = None if module is None else self_attention(model)
     if module is None or asking is None or places_M is None:
         output = _call(model, inputs | kwargs, places_M)
