@@ -1,14 +1,14 @@
 """Compare whole runs: csekit's training script and sentence-transformers', each in a process of its own.
 
     python benchmarks/end_to_end.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
-        --dev_file stsb-dev.tsv --output experiments/results/benchmarks/end-to-end-bert-base-uncased-cpu.json
+        --dev_file stsb-dev.tsv --output experiments/results/benchmarks/runs-bert-base-uncased-cpu.json
 
 Both sides train SimCSE from the same weights on the same sentences, evaluate the dev pairs at the same steps, keep the
 best checkpoint and write the encoder (`st_training.py` is the other side's script). They take turns for `--rounds`
 rounds; ratios are medians within the rounds. Wall time goes from the start of the process to its end, so imports and
 reading count. CPU time is that of the process and its children. Memory is resident memory, sampled five times a
 second; its growth is the median of the last quarter of a run over that of the second. `python -m experiments.tables`
-makes the table `benchmarks/NAME`.
+makes a table of each file `benchmarks/runs-NAME.json`.
 """
 
 import argparse

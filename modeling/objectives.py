@@ -6,7 +6,7 @@ size, E embedding size of the vocabulary.
 """
 
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -118,6 +118,11 @@ class SpanSpec(MaskingSpec):
     mask_share: float = 1.0
     random_share: float = 0.0
     longer: float = 1.0
+
+
+def further_columns(specs: Mapping[str, MaskingSpec]) -> int:
+    """Return the number of columns that a corpus needs besides the contrastive ones."""
+    return max((spec.further_columns for spec in specs.values()), default=0)
 
 
 # What an objective gets

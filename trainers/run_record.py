@@ -10,6 +10,7 @@ from typing import Any
 from transformers import Trainer
 
 from csekit.modeling import METHODS
+from csekit.modeling.objectives import further_columns
 from csekit.trainers.arguments import RunTrainingArguments
 from csekit.trainers.objective_warmup import OBJECTIVES_FOLDER, RECORD
 
@@ -58,7 +59,7 @@ def history(trainer: Trainer) -> tuple[list[dict[str, float]], list[dict[str, fl
 
 def positives_of(trainer: Any) -> str:
     """Return the origin of the positives: ``dropout``, an augmentation, ``pairs`` or ``triplets``."""
-    further = max((spec.further_columns for spec in trainer.model.batch_specs.values()), default=0)
+    further = further_columns(trainer.model.batch_specs)
     columns = len(trainer.corpus.columns) - further
     return {2: "pairs", 3: "triplets"}.get(columns) or trainer.args.augmentation.replace("none", "dropout")
 

@@ -32,6 +32,7 @@ from csekit.modeling.distributed import world_size
 from csekit.modeling.drafts import full_disk_told
 from csekit.modeling.export import check_exportable, length_limit
 from csekit.modeling.fast_compile import compile_layers
+from csekit.modeling.objectives import further_columns
 from csekit.modeling.tokenization import pad, tokenize, training_length
 from csekit.trainers.arguments import EVAL_STEPS, EVALUATIONS, CSETrainingArguments
 from csekit.trainers.base_trainer import TRAINING_FOLDER, warn_of_launcher, without_autocast
@@ -408,7 +409,7 @@ def steps_of(rows: int, args: CSETrainingArguments) -> int:
 
 def taught_columns(model: CSEModel, corpus: Corpus) -> int:
     """Return how many columns need vectors of teachers: all contrastive ones, or the first alone."""
-    further = max((spec.further_columns for spec in model.batch_specs.values()), default=0)
+    further = further_columns(model.batch_specs)
     return len(corpus.columns) - further if any(o.teaches_all_columns for o in model.auxiliaries()) else 1
 
 
@@ -441,7 +442,7 @@ def isolated_rng(seed: int) -> Iterator[None]:
 def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -> None:
     """Check the combination of model, arguments and corpus. Raises ValueError for one that cannot work."""
     dropout = dropout_fields(model.config.encoder_config)
-    further = max((spec.further_columns for spec in model.batch_specs.values()), default=0)
+    further = further_columns(model.batch_specs)
     if len(corpus.columns) <= further:
         raise ValueError(
             f"the objectives need one more column after the sentence's, {corpus.name} has only "

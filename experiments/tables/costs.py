@@ -334,6 +334,33 @@ def scaling_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list
     return caption, head, body
 
 
+def end_to_end_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Return caption, head and rows: time and memory of whole training runs of csekit and of its peer.
+
+    Arguments:
+        results: content of ``experiments/results/benchmarks/runs-NAME.json``.
+    """
+    run, body = results["run"], []
+    for row in results["rows"]:
+        cells = [row["name"]]
+        for name, value in (
+            ("seconds", f"{row['seconds']:.0f}"),
+            ("cpu_seconds", f"{row['cpu_seconds']:.0f}"),
+            ("memory", f"{row['memory'] / 2**20:,.0f}"),
+        ):
+            cells += [value, f"{row[f'{name}_ratio']:.2f} ×"]
+        body.append([*cells, f"{row['growth']:.2f} ×"])
+    where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
+    caption = (
+        f"Training SimCSE from the start of the process to its end, {run['max_steps']} steps over {run['batch_size']} "
+        f"sentences of at most {run['max_seq_length']} tokens of {run['train_file']}, {run['dev_file']} scored every "
+        f"{run['eval_steps']}, backbone {run['model_name_or_path']}, {run['precision']}, {where}: median of "
+        f"{run['rounds']} runs, taken in turn; ratios: median within the turns. Memory: resident, at its peak; "
+        "growth: of the run's last quarter beside its second."
+    )
+    return caption, ["", "s", "time", "CPU s", "CPU time", "MiB", "memory", "growth"], body
+
+
 def term_gradients_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     """Return caption, head and rows: how strongly each loss term pulls at the encoder, and in which direction.
 

@@ -19,13 +19,11 @@ from csekit.evaluation.results import write_results
 from experiments.run_seeds import main
 
 ROOT = Path(__file__).parents[2]
-#: Where ``-m experiments.run_seeds`` finds the package, whatever the folder.
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 TASKS = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
 
 # Dev falls, test rises with the learning rate: a choice on test scores would differ. Steps are saved one by one.
 FAKE = """
-import json, os, pathlib, signal, sys, time
+import contextlib, json, os, pathlib, signal, sys, tempfile, time
 words = dict(zip([w[2:] for w in sys.argv[1::2]], sys.argv[2::2]))
 out = pathlib.Path(words["output_dir"])
 (out / "training").mkdir(parents=True, exist_ok=True)
@@ -67,19 +65,34 @@ result = {"name": out.name, "method": "simcse", "backbone": words["backbone"],
           "seed": seed, "dev": {"metric": "stsb_spearman", "best": dev, "step": 1, "history": []}, "test": test,
           "environment": {},
           "seconds": {"train": 2.0 * int(words["max_steps"]), "total": 2.0 * int(words["max_steps"]) + 5}}
-if scored:  # the imports take longer than all the rest
+known = pathlib.Path(os.environ["FAKE_SCORES"]) / f"{rate}-{seed}"  # the imports take longer than all the rest
+if scored and known.is_dir():
+    for path in known.iterdir():
+        (out / path.name).write_bytes(path.read_bytes())
+elif scored:
     import numpy as np
     from csekit.evaluation.results import write_results
     gold = np.arange(20.0)
     noise = np.random.default_rng(seed).normal(size=20)
     similarities = {t: (gold + noise / (1e4 * rate + 1), gold) for t in TASKS}
     write_results(out / "results.json", {}, similarities, overwrite=True)
+    draft = pathlib.Path(tempfile.mkdtemp(dir=known.parent))
+    for path in out.glob("results.*"):
+        (draft / path.name).write_bytes(path.read_bytes())
+    with contextlib.suppress(OSError):  # another trial was first
+        draft.rename(known)
+if scored:
     result |= json.loads((out / "results.json").read_text())
 else:
     result |= json.loads(pathlib.Path(words["calls"]).with_name("empty.json").read_text())
 (out / "results.json").write_text(json.dumps(result))
 note("end")
 """.replace("TASKS", repr(TASKS))
+
+
+def environment() -> dict[str, str]:
+    """Return an environment in which ``-m experiments.run_seeds`` finds the package, whatever the folder."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 class Bench:
@@ -113,9 +126,9 @@ class Bench:
             for name, handler in handlers.items():
                 signal.signal(name, handler)
 
-    def start(self, *more: str, env: Mapping[str, str] = ENVIRONMENT) -> "subprocess.Popen[bytes]":
+    def start(self, *more: str, env: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
         argv = [sys.executable, "-m", "experiments.run_seeds", *self.command(*more)]
-        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env or environment())
 
     @contextmanager
     def held(self, step: int) -> Iterator[None]:
@@ -148,6 +161,14 @@ class Bench:
 
     def record(self, label: str) -> dict[str, Any]:
         return dict(json.loads((self.results / "small" / f"{label}.json").read_text()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder in which the stand-in keeps what it has scored."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_SCORES", str(tmp_path_factory.mktemp("scores")))
+        yield
 
 
 @pytest.fixture

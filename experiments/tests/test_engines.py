@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from experiments.processes import is_alive
-from experiments.tests.conftest import ENVIRONMENT
+from experiments.tests.conftest import environment
 
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'csekit[ray]'")
 
@@ -38,7 +38,7 @@ def cluster() -> Iterator[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**ENVIRONMENT, "RAY_AUTH_MODE": "disabled"},  # recent versions want a token of every driver otherwise
+        env={**environment(), "RAY_AUTH_MODE": "disabled"},  # recent versions want a token of every driver otherwise
     ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
@@ -57,7 +57,7 @@ def with_ray(bench: Any, cluster: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def start(bench: Any) -> "subprocess.Popen[bytes]":
-    process: subprocess.Popen[bytes] = bench.start("--engine", "ray", env={**ENVIRONMENT, **os.environ})
+    process: subprocess.Popen[bytes] = bench.start("--engine", "ray", env=environment())
     return process
 
 

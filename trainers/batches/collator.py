@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from csekit.modeling.fast_counts import TOKEN_COUNTS
-from csekit.modeling.objectives import EditSpec, MaskingSpec, SpanSpec, TargetSpec
+from csekit.modeling.objectives import EditSpec, MaskingSpec, SpanSpec, TargetSpec, further_columns
 from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize, training_length
 from csekit.trainers.batches.editing import edited_copy
 from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, masked_copy, span_copies, target_copy
@@ -107,7 +107,7 @@ class CSECollator:
                 f"all rows of a batch must hold {C} texts, got {sorted({len(row['texts']) for row in rows})}"
             )
         columns = [[row["texts"][c] for row in rows] for c in range(C)]
-        further = max((spec.further_columns for spec in self.batch_specs.values()), default=0)
+        further = further_columns(self.batch_specs)
         if (C := C - further) < 1:
             raise ValueError(
                 f"rows must hold {further + 1} texts, batch_specs need a further column, got {C + further}"

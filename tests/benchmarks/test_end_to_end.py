@@ -1,0 +1,83 @@
+"""Benchmark of whole runs: both sides train, take turns, are measured, and the table is made of the file."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from csekit.evaluation.results import read_results
+from experiments.tables.render import update
+
+TEXTS = [f"the {animal} {verb} in the house" for animal in ("dog", "cat") for verb in ("runs", "sings", "plays")]
+
+
+@pytest.fixture
+def argv(masked_lm: Path, tmp_path: Path) -> list[str]:
+    texts, dev = tmp_path / "texts.txt", tmp_path / "dev.tsv"
+    texts.write_text("\n".join(TEXTS) + "\n")
+    pairs = [f"{a}\t{b}\t{score}" for a, b, score in zip(TEXTS, TEXTS[1:], (1, 3, 2, 5, 4), strict=False)]
+    dev.write_text("sentence1\tsentence2\tscore\n" + "\n".join(pairs) + "\n")
+    argv = ["--model_name_or_path", str(masked_lm), "--train_file", str(texts), "--dev_file", str(dev)]
+    argv += ["--output", str(tmp_path / "benchmarks" / "runs-tiny.json"), "--rounds", "1", "--max_steps", "2"]
+    return [*argv, "--eval_steps", "1", "--batch_size", "2", "--threads", "1"]
+
+
+@pytest.fixture
+def end_to_end(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("end_to_end")
+
+
+@pytest.mark.slow
+def test_both_sides_run_and_make_a_table(end_to_end: ModuleType, argv: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    end_to_end.main(argv)
+    results = read_results(tmp_path / "benchmarks" / "runs-tiny.json")
+    ours, peer = results["rows"]
+    assert (ours["name"], peer["name"]) == ("csekit", "sentence-transformers")
+    assert ours["seconds_ratio"] == ours["memory_ratio"] == 1 and peer["memory"] > 100 * 2**20
+    assert peer["cpu_seconds_ratio"] == pytest.approx(peer["cpu_seconds"] / ours["cpu_seconds"])
+    assert results["run"]["train_file"] == "texts.txt" and str(tmp_path) not in str(results["run"])
+    table = update("<!-- table:benchmarks/runs-tiny -->\n<!-- end table -->\n", tmp_path)
+    assert "| sentence-transformers |" in table and "median of 1 runs" in table
+
+
+def test_a_run_is_measured_with_its_children(end_to_end: ModuleType, tmp_path: Path) -> None:
+    child = "data = b'x' * (80 << 20)\nimport time\ntime.sleep(1.5)"
+    parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\nsum(range(10**7))"
+    started = time.perf_counter()
+    found = end_to_end.run([sys.executable, "-c", parent], tmp_path / "log", 1)
+    assert 1.5 < found["seconds"] <= time.perf_counter() - started
+    assert found["memory"] > 80 << 20
+    assert found["cpu_seconds"] > 0.05
+
+
+def test_memory_that_grows_is_seen(end_to_end: ModuleType) -> None:
+    assert end_to_end.of_samples([9, 100, 100, 100, 100, 100, 120, 120]) == {"memory": 120, "growth": 1.2}
+    assert end_to_end.of_samples([7]) == {"memory": 7, "growth": 1.0}
+
+
+def test_ratios_are_taken_within_a_round(end_to_end: ModuleType) -> None:
+    def side(seconds: float, memory: int) -> dict[str, float]:
+        return {"seconds": seconds, "cpu_seconds": 2 * seconds, "memory": memory, "growth": 1.0}
+
+    rounds = [{"csekit": side(1, 10), "sentence-transformers": side(2, 20)}]
+    rounds += [{"csekit": side(4, 10), "sentence-transformers": side(12, 5)}] * 2
+    ours, peer = end_to_end.summary(rounds)
+    assert (ours["seconds"], peer["seconds"], peer["seconds_ratio"], peer["memory_ratio"]) == (4, 12, 3.0, 0.5)
+
+
+def test_a_side_that_fails_is_told(end_to_end: ModuleType, argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", "raise SystemExit('dev.tsv, line 1: no score')"]
+    monkeypatch.setattr(end_to_end, "words", lambda *_: command)
+    with pytest.raises(SystemExit, match=r"error: .* ended with 1: dev.tsv, line 1: no score"):
+        end_to_end.main(argv)
+
+
+def test_what_cannot_be_is_refused(argv: list[str]) -> None:
+    words = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "end_to_end.py"), *argv]
+    found = subprocess.run([*words, "--rounds", "0"], capture_output=True, text=True)
+    assert found.returncode == 2 and "--rounds must be at least 1, got 0" in found.stderr
