@@ -27,10 +27,12 @@ from .objective_conditional import (
 from .objective_consistency import ConsistencyConfig, RankingConsistency
 from .objective_dcm import DimensionContrast, DimensionContrastConfig
 from .objective_edited import EditedContrast, EditedContrastConfig
+from .objective_group import GroupContrast, GroupContrastConfig
 from .objective_guided import GuidedNegatives, GuidedNegativesConfig
 from .objective_icm import InformationCompensation, InformationCompensationConfig
 from .objective_mlm import MaskedLM, MaskedLMConfig
 from .objective_noise import NoiseNegatives, NoiseNegativesConfig
+from .objective_peer import PeerCooperation, PeerCooperationConfig
 from .objective_queue import MomentumQueue, MomentumQueueConfig
 from .objective_rank import RankingDistillation, RankingDistillationConfig
 from .objective_reconstruction import Reconstruction, ReconstructionConfig
@@ -45,6 +47,7 @@ from .objectives import (
     MaskingSpec,
     Negatives,
     Objective,
+    PositivesSpec,
     SpanSpec,
     TargetCopy,
     TargetSpec,
@@ -84,6 +87,8 @@ __all__ = [
     "EditedContrastConfig",
     "EditedCopy",
     "Encode",
+    "GroupContrast",
+    "GroupContrastConfig",
     "GuidedNegatives",
     "GuidedNegativesConfig",
     "InfoCSEConfig",
@@ -109,6 +114,9 @@ __all__ = [
     "NoiseNegativesConfig",
     "Objective",
     "ObjectiveConfig",
+    "PeerCooperation",
+    "PeerCooperationConfig",
+    "PositivesSpec",
     "PretrainingOutput",
     "RankingConsistency",
     "RankingDistillation",

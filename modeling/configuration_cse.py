@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .base import EncoderWrapperConfig
-from .objectives import ContrastModifier
+from .objectives import POSITIVES, ContrastModifier
 from .pooling import POOLINGS
 from .projectors import PROJECTORS
 from .registry import OBJECTIVES, registered
@@ -39,6 +39,11 @@ class CSEConfig(EncoderWrapperConfig):
         symmetric: average InfoNCE over both directions.
         hard_negative_weight: added to the logit of a row's own hard negative (triplets).
         mask_identical: leave texts identical to a row's own out of its denominator.
+        further_positives: kinds of further positives of each sentence, joined by '+': ``dropout`` (itself again),
+            ``shuffle``, ``reverse``, ``delete``, ``repeat`` (its words changed), ``column`` (the corpus's last column,
+            e.g. a back-translation). ``shuffle+shuffle+dropout`` makes three.
+        further_positives_weight: factor of each further positive's InfoNCE, which is added to the contrast; 0 leaves
+            them to the objectives that read them (``group``, ``peer``).
         objectives: auxiliary objectives, as config objects, names or dicts with ``name``.
 
     Fields of the objectives can be given and read flat: as ``<term>_<field>``, and as ``<field>`` if only one
@@ -64,6 +69,8 @@ class CSEConfig(EncoderWrapperConfig):
     symmetric: bool = False
     hard_negative_weight: float = 0.0
     mask_identical: bool = False
+    further_positives: str | None = None
+    further_positives_weight: float = 1.0
     objectives: Any = None
 
     @classmethod
@@ -112,6 +119,7 @@ class CSEConfig(EncoderWrapperConfig):
         if self.pooling == "mask" and self.prompt_template is None:
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
         self._check_templates()
+        self._check_positives()
         names = [objective.name for objective in self.objectives]
         if len(set(names)) < len(names):
             raise ValueError(f"objectives must differ in name, got {names}")
@@ -126,6 +134,21 @@ class CSEConfig(EncoderWrapperConfig):
                 "projector_at_inference must be False with subtract_template: the projector is trained on states less "
                 "their template's, and at inference nothing is subtracted, got True"
             )
+
+    def _check_positives(self) -> None:
+        check_type("further_positives", self.further_positives, CSEConfig.__annotations__["further_positives"])
+        check_number("further_positives_weight", self.further_positives_weight, 0)
+        for kind in self.positive_kinds:
+            if kind not in POSITIVES:
+                raise ValueError(
+                    f"further_positives must be {', '.join(map(repr, POSITIVES))}, joined by '+', "
+                    f"got {self.further_positives!r}"
+                )
+
+    @property
+    def positive_kinds(self) -> tuple[str, ...]:
+        """The kinds of further positives, in their order."""
+        return tuple(self.further_positives.split("+")) if self.further_positives is not None else ()
 
     # Flat access to the objectives' fields
 

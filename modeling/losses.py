@@ -54,6 +54,47 @@ def with_angular_margin(logits_BK: Tensor, positives_B: Tensor, margin: float, t
     return logits_BK.scatter(1, positives_B[:, None], shifted_B1 / temperature)
 
 
+def group_logits(z1_BH: Tensor, positives_PBH: Tensor, keys_KH: Tensor, own_B: Tensor, temperature: float) -> Tensor:
+    """Return the similarities of each sentence to its group divided by τ, (B, P + K): its own positives,
+    cos(z1_i, z_p_i), then the other sentences, cos(z1_i, k_j), with −∞ at its own key.
+
+    Arguments:
+        own_B: (B,) int64, the column of each row's own key among the K.
+    """
+    positives_BP = F.cosine_similarity(z1_BH, positives_PBH, dim=-1).T / temperature
+    others_BK = cosine_logits(z1_BH, keys_KH, temperature).scatter(1, own_B[:, None], -torch.inf)
+    return torch.cat([positives_BP, others_BK], dim=1)
+
+
+def group_contrast(logits_BG: Tensor, positives: int) -> tuple[Tensor, Tensor]:
+    """Return PCL's loss of all positives as its code computes it, and the positives' share of the softmax, () each.
+
+    The loss is the binary cross-entropy of σ(p), p the softmax over the group: the mean over rows and over the G − 1
+    members of a group. As σ(p) lies between 0.5 and 0.73, it cannot come near 0.
+
+    Arguments:
+        logits_BG: from :func:`group_logits`, the positives first.
+        positives: their number.
+    """
+    p_BG = logits_BG.softmax(-1)
+    member_BG = logits_BG > -torch.inf
+    positive_B = p_BG[:, :positives].sum(-1)
+    loss_B = (F.softplus(p_BG) * member_BG).sum(-1) - positive_B
+    return (loss_B / member_BG.sum(-1)).mean(), positive_B.mean()
+
+
+def group_divergence(logits_BG: Tensor, targets_BG: Tensor) -> Tensor:
+    """Return Q·log(Q / P) of the softmaxes P and Q of two groups, (): the mean over rows and over the G − 1 members.
+
+    Arguments:
+        logits_BG, targets_BG: from :func:`group_logits`, those of P and of Q.
+    """
+    absent_BG = logits_BG == -torch.inf
+    log_P_BG, log_Q_BG = (each.log_softmax(-1).masked_fill(absent_BG, 0.0) for each in (logits_BG, targets_BG))
+    divergence_B = (log_Q_BG.exp() * (log_Q_BG - log_P_BG)).sum(-1)
+    return (divergence_B / (~absent_BG).sum(-1)).mean()
+
+
 def squared_norm_reconstruction(z1_BH: Tensor, z2_BH: Tensor) -> Tensor:
     """Return the mean over rows of ‖ẑ1 − ẑ2‖², ẑ = z / ‖z‖, () in [0, 4]: InforMin-CL Eq. 8 with the right sign."""
     return (F.normalize(z1_BH, dim=-1) - F.normalize(z2_BH, dim=-1)).square().sum(-1).mean()

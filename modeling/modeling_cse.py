@@ -6,6 +6,8 @@ L tokens, H hidden size.
 
 import os
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +27,7 @@ from .fast_dropout import dropout_off, speed_up_dropout
 from .fast_packing import pack_batches, run_encoder
 from .hub import from_hub, hub_or_cache
 from .losses import contrast_diagnostics, cosine_logits, with_angular_margin
-from .objectives import ContrastModifier, Encode, MaskingSpec, Objective, Views
+from .objectives import FURTHER_POSITIVES, ContrastModifier, Encode, MaskingSpec, Objective, PositivesSpec, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
 from .projectors import build_projector
@@ -155,8 +157,10 @@ class CSEModel(EncoderWrapper):
 
     @property
     def batch_specs(self) -> dict[str, MaskingSpec]:
-        """The copies that the objectives ask of the collator, by objective name."""
+        """The copies that the objectives ask of the collator, by objective name, and the further positives."""
         specs = {objective.config.name: objective.batch_spec for objective in self.auxiliaries()}
+        if self.config.positive_kinds:
+            specs[FURTHER_POSITIVES] = PositivesSpec(kinds=self.config.positive_kinds)
         return {name: spec for name, spec in specs.items() if spec is not None}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -202,17 +206,22 @@ class CSEModel(EncoderWrapper):
         self, input_ids: Tensor, attention_mask: Tensor, token_counts: Any = None, **copies: Any
     ) -> tuple[Views, dict[str, Tensor], dict[str, Tensor]]:
         """Return the views, the weighted terms of the loss with gradient, and the diagnostics."""
-        before = state_seed(input_ids.device) if self.objectives else 0
+        draws = bool(self.objectives) or bool(self.config.positive_kinds)
+        before = state_seed(input_ids.device) if draws else 0
         views, copies = self.encode_views(input_ids, attention_mask, token_counts), note_batch(copies)
+        seed = state_seed(views.h.device) if draws else 0
+        if self.config.positive_kinds:
+            with own_stream(FURTHER_POSITIVES, seed, views.h.device):
+                views = self.with_positives(views, copies)
         words, τ = cast(Tensor, self.backbone.get_input_embeddings().weight), self.config.temperature
-        encode = Encode(self.backbone, words, self.project, τ, self.chunks, self.embed_by)
-        seed = state_seed(views.h.device) if self.objectives else 0
+        views_by = partial(self.views_by, views, copies)
+        encode = Encode(self.backbone, words, self.project, τ, self.chunks, self.embed_by, views_by)
         terms, metrics = self.contrast(views, self.modified(views, copies, encode, seed))
         for objective in self.auxiliaries():
             with own_stream(objective.config.name, seed, views.h.device):
                 more, diagnostics = objective(views, copies, encode)
             terms, metrics = terms | more, metrics | diagnostics
-        if self.training and self.objectives and seed == before:  # an encoder without dropout drew nothing
+        if self.training and draws and seed == before:  # an encoder without dropout drew nothing
             torch.rand(())  # another seed for the next step
         return views, terms, metrics
 
@@ -280,15 +289,22 @@ class CSEModel(EncoderWrapper):
         embedding = self.projector(h) if self.config.projector_at_inference else h
         return SentenceEmbeddingOutput(sentence_embedding=embedding, last_hidden_state=last_hidden_state)
 
-    def project(self, input_ids_NL: Tensor, attention_mask_NL: Tensor, dropout: bool = True) -> Tensor:
+    def project(
+        self,
+        input_ids_NL: Tensor,
+        attention_mask_NL: Tensor,
+        dropout: bool = True,
+        backbone: nn.Module | None = None,
+    ) -> Tensor:
         """Return z (N, H) of texts other than the views, with batch statistics of their own.
 
         Arguments:
             input_ids_NL, attention_mask_NL: with the first view's template, if there is one.
             dropout: False turns the encoder's dropout off.
+            backbone: another encoder than the model's own, which is the default.
         """
-        h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=dropout)
-        return self.projector(self.without_template(h_NH, attention_mask_NL, 1, dropout))
+        h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=dropout, backbone=backbone)
+        return self.projector(self.without_template(h_NH, attention_mask_NL, 1, dropout, backbone))
 
     @torch.no_grad()
     def embed_by(self, backbone: nn.Module, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
@@ -337,10 +353,31 @@ class CSEModel(EncoderWrapper):
         if token_counts_BC is not None:
             note_counts(mask, [row[column % columns] for column in range(max(columns, 2)) for row in token_counts_BC])
         views = max(columns, 2)
-        h = self.pooled_in_chunks(ids, mask, self.templates.offsets(len(ids), views, ids.device))
-        z, texts = self.projector(self.without_template(h, mask, views)), self.templates.text_keys(ids, mask, views)
-        h, z, texts = (each.unflatten(0, (views, -1)) for each in (h, z, texts))
+        h, z = self.encode_rows(ids, mask, views)
+        texts = self.templates.text_keys(ids, mask, views).unflatten(0, (views, -1))
         return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts)
+
+    def encode_rows(
+        self, ids_NL: Tensor, mask_NL: Tensor, views: int, backbone: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return h and z of all views' rows, (V, B, H) each, by the backbone or by another encoder."""
+        offsets_N = self.templates.offsets(len(ids_NL), views, ids_NL.device)
+        h_NH = self.pooled_in_chunks(ids_NL, mask_NL, offsets_N, backbone=backbone)
+        z_NH = self.projector(self.without_template(h_NH, mask_NL, views, backbone=backbone))
+        return h_NH.unflatten(0, (views, -1)), z_NH.unflatten(0, (views, -1))
+
+    def with_positives(self, views: Views, batch: dict[str, Any], backbone: nn.Module | None = None) -> Views:
+        """Return the views with the further positives, if the config asks for any, encoded in one pass."""
+        if not (kinds := self.config.positive_kinds):
+            return views
+        rows = (batch[f"{FURTHER_POSITIVES}_{key}"] for key in ("input_ids", "attention_mask"))
+        further = self.project(*rows, backbone=backbone).unflatten(0, (len(kinds), -1))
+        return replace(views, further=further)
+
+    def views_by(self, views: Views, batch: dict[str, Any], backbone: nn.Module) -> Views:
+        """Return the same views and further positives, encoded by another encoder."""
+        h, z = self.encode_rows(views.input_ids, views.attention_mask, len(views.h), backbone)
+        return self.with_positives(replace(views, h=h, z=z), batch, backbone)
 
     def modified(self, views: Views, batch: dict[str, Any], encode: Encode, seed: int) -> Modified:
         """Return what the objectives that change the contrast make of it in this step."""
@@ -376,8 +413,22 @@ class CSEModel(EncoderWrapper):
                 if config.mask_identical:
                     excluded, _ = self.identical_texts(views, positives_B, slice(1))
                 loss = (loss + modified.loss(backwards_BK, positives_B, excluded, views, (1, 0))[0]) / 2
+            if views.further is not None and config.further_positives_weight:
+                loss = loss + config.further_positives_weight * self.further_contrast(views, positives_B, modified)
         terms = {"contrastive": config.contrastive_weight * loss} if config.contrastive_weight else {}
         return terms, metrics | more | {"identical_texts": identical}
+
+    def further_contrast(self, views: Views, positives_B: Tensor, modified: Modified) -> Tensor:
+        """Return Σ_p L_NCE(z1, z_p) over the further positives, (). The keys are positives of the same kind.
+
+        A key counts as the sentence that it was made of: for identical texts, and for what modifiers make of it."""
+        config, z1_BH, total = self.config, views.z[0].float(), views.z.new_zeros((), dtype=torch.float32)
+        excluded = self.identical_texts(views, positives_B, slice(1))[0] if config.mask_identical else None
+        for z_BH in cast(Tensor, views.further).float():
+            logits_BK = cosine_logits(z1_BH, gather_rows(z_BH), config.temperature)
+            logits_BK = with_angular_margin(logits_BK, positives_B, config.angular_margin, config.temperature)
+            total = total + modified.loss(logits_BK, positives_B, excluded, views, (0, 0))[0]
+        return total
 
     @torch.no_grad()
     def identical_texts(

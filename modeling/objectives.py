@@ -120,6 +120,37 @@ class SpanSpec(MaskingSpec):
     longer: float = 1.0
 
 
+#: The kinds of further positives of a sentence: itself (under another dropout), copies with some of its words changed,
+#: and the corpus's last column, e.g. a back-translation, which is then not a contrastive one.
+POSITIVES = ("dropout", "shuffle", "reverse", "delete", "repeat", "column")
+#: Their name among the copies of a batch.
+FURTHER_POSITIVES = "further_positives"
+
+
+@dataclass(frozen=True)
+class PositivesSpec(MaskingSpec):
+    """Request P further positives of each sentence, the first text of its row.
+
+    The collator adds, for the name ``further_positives``, P·B rows of K tokens, kind by kind, both int64:
+
+    - ``further_positives_input_ids``, ``further_positives_attention_mask`` (P·B, K): the texts, with the first view's
+      template if there is one.
+
+    Arguments:
+        kinds: of :data:`POSITIVES`, one for each further positive; a kind may come several times. Those that change
+            words change the share that is the default of ``--augmentation``, and draw anew each time.
+    """
+
+    probability: float = 0.0
+    mask_share: float = 0.0
+    random_share: float = 0.0
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def further_columns(self) -> int:
+        return int("column" in self.kinds)
+
+
 def further_columns(specs: Mapping[str, MaskingSpec]) -> int:
     """Return the number of columns that a corpus needs besides the contrastive ones."""
     return max((spec.further_columns for spec in specs.values()), default=0)
@@ -137,6 +168,7 @@ class Views:
         z: (V, B, H) after the projector.
         input_ids, attention_mask: (N, L) the encoded tokens, view-major.
         texts: (V, B) int64, a hash of each text (``text_keys``), without the template's tokens if templates differ.
+        further: (P, B, H) the projected further positives, kind by kind; None without any.
     """
 
     h: Tensor
@@ -144,6 +176,12 @@ class Views:
     input_ids: Tensor
     attention_mask: Tensor
     texts: Tensor = None  # type: ignore[assignment]  # the model always gives them
+    further: Tensor | None = None
+
+    @property
+    def positives(self) -> Tensor:
+        """All positives, projected, (1 + P, B, H): the second view and the further ones."""
+        return self.z[1:2] if self.further is None else torch.cat([self.z[1:2], self.further])
 
     def vectors(self, name: str) -> Tensor:
         """Return ``z`` or ``h``, (V, B, H)."""
@@ -166,6 +204,8 @@ class Encode:
         chunks: runs a network in chunks of rows if gradients are cached, else on all rows at once.
         embed: ``embed(copy, input_ids (N, L), attention_mask (N, L))`` returns z (N, H) by a copy of the backbone,
             without gradient and dropout, and batch statistics stay. The texts are like those of the first view.
+        views_by: ``views_by(network)`` encodes views and further positives by another encoder of the same family, with
+            gradient, and returns them as ``Views``.
     """
 
     backbone: Callable[..., Any]
@@ -174,6 +214,7 @@ class Encode:
     temperature: float = 0.05
     chunks: Chunks = WHOLE_BATCH
     embed: Callable[[Any, Tensor, Tensor], Tensor] = None  # type: ignore[assignment]  # the model always gives it
+    views_by: Callable[[Any], Views] = None  # type: ignore[assignment]  # the model always gives it
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, places: Tensor | None = None) -> Tensor:
         return run_encoder(self.backbone, attention_mask, input_ids, places_M=places).last_hidden_state
@@ -407,7 +448,7 @@ def vectors_of_rows(vectors_VBH: Tensor, views: int, rows: int) -> Tensor:
 OBJECTIVES: dict[str, type[Objective]] = {}
 
 #: Names that would clash with fields of the model's config: ``<name>_weight``.
-_RESERVED = ("contrastive", "hard_negative")
+_RESERVED = ("contrastive", "hard_negative", FURTHER_POSITIVES)
 
 Kind = TypeVar("Kind", bound=type[Objective])
 

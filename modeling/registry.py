@@ -5,10 +5,12 @@ from .objective_conditional import ConditionalMaskedLM, CorrectiveLM
 from .objective_consistency import RankingConsistency
 from .objective_dcm import DimensionContrast
 from .objective_edited import EditedContrast
+from .objective_group import GroupContrast
 from .objective_guided import GuidedNegatives
 from .objective_icm import InformationCompensation
 from .objective_mlm import MaskedLM
 from .objective_noise import NoiseNegatives
+from .objective_peer import PeerCooperation
 from .objective_queue import MomentumQueue
 from .objective_rank import RankingDistillation
 from .objective_reconstruction import Reconstruction
@@ -29,6 +31,8 @@ for _objective in (
     RankingConsistency,
     RankingDistillation,
     MaskedTriplet,
+    GroupContrast,
+    PeerCooperation,
     GuidedNegatives,
     NoiseNegatives,
     MomentumQueue,

@@ -203,12 +203,15 @@ class CSETrainingArguments(RunTrainingArguments):
     augmentation: str = field(
         default="none",
         metadata={
-            "help": "The positive of a single sentence: none (dropout alone), or its words: shuffle, delete, repeat."
+            "help": "The positive of a single sentence: none (dropout alone), or its words: shuffle, delete, repeat, "
+            "reverse."
         },
     )
     augmentation_rate: float | None = field(
         default=None,
-        metadata={"help": "Share of the words that the augmentation changes; default: 0.2, for shuffle 1."},
+        metadata={
+            "help": "Share of the words that the augmentation changes; default: 0.2, for shuffle and reverse 1."
+        },
     )
     mask_contrastive_input: bool = field(
         default=False,

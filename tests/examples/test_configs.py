@@ -97,6 +97,12 @@ KNOWN = {
     "triplet_mask_rate": float,
     "triplet_longer_mask_rate": float,
     "triplet_dropout": bool,
+    "further_positives": str,
+    "further_positives_weight": float,
+    "group_weight": float,
+    "peer_weight": float,
+    "peer_own_contrast": float,
+    "peer_own_group": float,
 }
 
 

@@ -21,6 +21,7 @@ from csekit.modeling import (
     InfoCSEForPreTraining,
     InfoCSEPretrainingConfig,
     MaskingSpec,
+    PositivesSpec,
     SpanSpec,
     TargetSpec,
 )
@@ -116,6 +117,10 @@ CASES: dict[str, dict[str, Any]] = {
         "queue_weight": 1.0,
         "queue_size": 9,
     },
+    "positives": {"columns": 2, "further_positives": "shuffle+column", "mask_identical": True, "angular_margin": 0.2},
+    "group": {"columns": 3, "further_positives": "shuffle", "further_positives_weight": 0.0, "group_weight": 5.0},
+    "peer": {"columns": 2, "peer_weight": 3.0, "contrastive_weight": 0.0, "further_positives": "delete"},
+    "chunks_peer": {**TEMPLATES, "chunks": 3, "peer_weight": 3.0, "further_positives": "delete", "queue_weight": 1.0},
     "edited_positive": {**EDITED, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "positive"},
     "chunks": {"columns": 2, "chunks": 3, "projector": "batchnorm", "symmetric": True, "mask_identical": True},
     "chunks_joint": {
@@ -162,6 +167,11 @@ def batch_of(
             ids = batch["input_ids"][:, 0]
             short, long = (ids.index_fill(1, torch.arange(2, stop), 4) for stop in (3, 5))
             batch[f"{name}_input_ids"] = torch.cat([short, long])
+            continue
+        if isinstance(spec, PositivesSpec):
+            copies = [batch[key][:, 0].repeat(len(spec.kinds), 1) for key in ("input_ids", "attention_mask")]
+            copies[0] = torch.where(copies[0] % 7 == 0, 9, copies[0])
+            batch |= {f"{name}_input_ids": copies[0], f"{name}_attention_mask": copies[1]}
             continue
         if isinstance(spec, TargetSpec):
             ids, mask = (batch[key][:, spec.view] for key in ("input_ids", "attention_mask"))

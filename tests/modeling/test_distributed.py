@@ -29,6 +29,8 @@ AVERAGED = {
     "consistency": set(),
     "rank": {"rank_agreement"},
     "triplet": {"triplet_violations"},
+    "group": {"group_positives"},
+    "peer": {"peer_divergence", "peer_contrastive", "peer_group"},
 }
 #: Those of the objectives that change the contrast, which have no term.
 MODIFIED = {"guided_left_out", "noise_cosine", "queue_cosine"}

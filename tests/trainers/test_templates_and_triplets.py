@@ -50,6 +50,27 @@ def test_a_run_with_triplets_logs_its_terms(small_run: Callable[..., Any], tmp_p
     assert entry["loss/triplet"] > 0
 
 
+def test_a_run_with_further_positives_and_a_peer_logs_its_terms(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    fields = {"further_positives": "shuffle+column", "objectives": ["group", "peer"]}
+    options = {"columns": 2, "max_steps": 2, "cache_chunk_size": 5}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, **options)
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    terms = [entry[f"loss/{name}"] for name in ("contrastive", "group", "peer")]
+    assert entry["loss"] == pytest.approx(sum(terms), abs=1e-4)
+    assert min(terms) > 0
+    assert 0 < entry["metrics/group_positives"] <= 1
+    folder = trainer.save_run()
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert results["positives"] == "dropout"  # the last column is no view of the contrast
+    assert results["config"]["further_positives"] == "shuffle+column"
+    assert "shuffle+column" in (folder / "README.md").read_text(encoding="utf-8")
+    assert load_encoder(folder, device="cpu").encode(["the dog sings ."]).shape == (
+        1,
+        trainer.model.config.hidden_size,
+    )
+
+
 def test_views_of_two_templates_need_no_dropout(small_run: Callable[..., Any], tmp_path: Path) -> None:
     options = {"max_seq_length": 16, "max_steps": 2}
     small_run(tmp_path / "two", fields=FIELDS | {"dropout": 0.0}, **options).train()

@@ -12,11 +12,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from csekit.modeling.fast_counts import TOKEN_COUNTS
-from csekit.modeling.objectives import EditSpec, MaskingSpec, SpanSpec, TargetSpec, further_columns
+from csekit.modeling.objectives import EditSpec, MaskingSpec, PositivesSpec, SpanSpec, TargetSpec, further_columns
 from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize, training_length
 from csekit.trainers.batches.editing import edited_copy
 from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, masked_copy, span_copies, target_copy
-from csekit.trainers.data.augmentation import Augmentation, fitting_words
+from csekit.trainers.data.augmentation import RATES, Augmentation, fitting_words
 
 
 class CSECollator:
@@ -96,7 +96,7 @@ class CSECollator:
             - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
               ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
               independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). The docstrings of
-              ``EditSpec``, ``TargetSpec`` and ``SpanSpec`` list their keys.
+              ``EditSpec``, ``TargetSpec``, ``SpanSpec`` and ``PositivesSpec`` list their keys.
 
         Raises:
             ValueError: rows with different numbers of texts, or without the further column that a spec needs.
@@ -140,15 +140,10 @@ class CSECollator:
                 own = tuple(np.concatenate([part, part]) for part in own)
             after = self._rows(tokens, range(C * B, len(tokens.input_ids))) if further else None
             for name, spec in self.batch_specs.items():
-                if isinstance(spec, EditSpec):
-                    named = self._edits(name, spec, own, after, index_B, epoch_B)
-                elif isinstance(spec, TargetSpec):
-                    named = self._target(name, spec, own, index_B, epoch_B)
-                elif isinstance(spec, SpanSpec):
-                    draws = self._draws(name, epoch_B, index_B, 1)
-                    named = span_copies(own[0][:B], own[1][:B], spec, self.vocabulary, **draws)
+                if isinstance(spec, PositivesSpec):
+                    named = self._further_positives(spec, rows)
                 else:
-                    named = self._copies(name, spec, own, index_B, epoch_B)
+                    named = self._asked_for(name, spec, own, after, index_B, epoch_B)
                 batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
                 if "attention_mask" in named:
                     batch[f"{name}_{TOKEN_COUNTS}"] = named["attention_mask"].sum(1)
@@ -167,6 +162,22 @@ class CSECollator:
             index=[row["index"] for row in rows],
             words=fitting_words(self.tokenizer, texts, self.lengths[0], self.templates[0]),
         )
+
+    def _further_positives(self, spec: PositivesSpec, rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """Make the further positives of the first texts, kind by kind."""
+        texts, found = [row["texts"][0] for row in rows], []
+        draws = {key: [row[key] for row in rows] for key in ("epoch", "index")}
+        words = fitting_words(self.tokenizer, texts, self.lengths[0], self.templates[0])
+        for number, kind in enumerate(spec.kinds, start=1):
+            if kind in RATES:
+                change = Augmentation(kind, RATES[kind])
+                found += change(texts, seed=self.seed, **draws, words=words, number=number)
+            else:
+                found += [row["texts"][-1] for row in rows] if kind == "column" else texts
+        tokens = tokenize(self.tokenizer, found, self.lengths[0], self.templates[0])
+        ids, _, lengths = self._rows(tokens, range(len(found)))
+        mask = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
+        return {"input_ids": ids, "attention_mask": mask}
 
     def _tokenize(self, columns: Sequence[list[str]], C: int) -> TokenizedTexts:
         """Tokenise the columns, the C contrastive ones first; the texts of a column lie together."""
@@ -187,6 +198,20 @@ class CSECollator:
         first, last = (np.array([ends[i] for i in chosen])[:, None] for ends in (tokens.first, tokens.last))
         lengths = np.array([len(tokens.input_ids[i]) for i in chosen])
         return ids, (places >= first) & (places < last), lengths
+
+    def _asked_for(
+        self, name: str, spec: MaskingSpec, own: Any, after: Any, index_B: np.ndarray, epoch_B: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Make the copies of one objective; ``own`` holds the rows of all views, view-major, ``after`` those of the
+        further column."""
+        if isinstance(spec, EditSpec):
+            return self._edits(name, spec, own, after, index_B, epoch_B)
+        if isinstance(spec, TargetSpec):
+            return self._target(name, spec, own, index_B, epoch_B)
+        if isinstance(spec, SpanSpec):
+            draws, B = self._draws(name, epoch_B, index_B, 1), len(index_B)
+            return span_copies(own[0][:B], own[1][:B], spec, self.vocabulary, **draws)
+        return self._copies(name, spec, own, index_B, epoch_B)
 
     def _copies(
         self, name: str, spec: MaskingSpec, own: Any, index_B: np.ndarray, epoch_B: np.ndarray

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from csekit.modeling.objectives import EditSpec, MaskingSpec, SpanSpec, TargetSpec
+from csekit.modeling.objectives import POSITIVES, EditSpec, MaskingSpec, PositivesSpec, SpanSpec, TargetSpec
 from csekit.trainers.data.draws import Integers, fold_in, row_keys, unit, unsigned
 
 OPERATIONS, INSERTING, DELETING = ("replace", "insert", "delete", "all"), ("insert", "all"), ("delete", "all")
@@ -70,6 +70,8 @@ def check_spec(name: str, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> N
         raise ValueError(
             f"{name}: longer must exceed probability and be at most 1, got {spec.longer} and {spec.probability}"
         )
+    if isinstance(spec, PositivesSpec) and not set(spec.kinds) <= set(POSITIVES):
+        raise ValueError(f"{name}: kinds must be of {POSITIVES}, got {spec.kinds}")
     for field, allowed in (("operation", OPERATIONS), ("text", TEXTS)) if isinstance(spec, EditSpec) else ():
         if getattr(spec, field) not in allowed:
             raise ValueError(f"{name}: {field} must be one of {allowed}, got {getattr(spec, field)!r}")

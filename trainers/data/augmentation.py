@@ -21,7 +21,7 @@ from csekit.trainers.data.draws import uniform
 logger = logging.getLogger(__name__)
 
 #: Default share of the words by kind: all for a shuffle; for the others the value of PCL's released code.
-RATES = {"shuffle": 1.0, "delete": 0.2, "repeat": 0.2}
+RATES = {"shuffle": 1.0, "delete": 0.2, "repeat": 0.2, "reverse": 1.0}
 KINDS = ("none", *RATES)
 ONE_WORD_LIMIT = 0.05
 
@@ -34,12 +34,13 @@ class Augmentation:
 
     - ``shuffle`` (SS): at least two words, which exchange their places;
     - ``delete`` (WD): at least one word, never all;
-    - ``repeat`` (WR): at least one word, each is written twice (ESimCSE, Wu et al. 2022).
+    - ``repeat`` (WR): at least one word, each is written twice (ESimCSE, Wu et al. 2022);
+    - ``reverse``: at least two words, which exchange their places in reverse order.
 
     A sentence of one word does not change: its two views differ by dropout alone.
 
     Arguments:
-        kind: ``shuffle``, ``delete`` or ``repeat``.
+        kind: ``shuffle``, ``delete``, ``repeat`` or ``reverse``.
         rate: share of the words, in (0, 1].
     """
 
@@ -47,7 +48,14 @@ class Augmentation:
     rate: float
 
     def __call__(
-        self, texts: Sequence[str], *, seed: int, epoch: Sequence[int], index: Sequence[int], words: Sequence[int]
+        self,
+        texts: Sequence[str],
+        *,
+        seed: int,
+        epoch: Sequence[int],
+        index: Sequence[int],
+        words: Sequence[int],
+        number: int = 0,
     ) -> list[str]:
         """Return the positives of N sentences, words joined by single blanks.
 
@@ -55,24 +63,27 @@ class Augmentation:
             seed: seed of the draws.
             epoch, index: (N,) each: epoch and sample index.
             words: (N,) number of first words that are used; the positive has no others (see :func:`fitting_words`).
+            number: another number makes other positives of the same sentences.
         """
         words_N = [text.split(maxsplit=count)[:count] for text, count in zip(texts, words, strict=True)]
         W = max(map(len, words_N), default=0)
-        draws_N2W = uniform(seed, epoch, index, f"augmentation/{self.kind}", (2, W))
+        stream = f"augmentation/{self.kind}" + (f"/{number}" if number else "")
+        draws_N2W = uniform(seed, epoch, index, stream, (2, W))
         return [" ".join(self._of_words(words, *draws)) for words, draws in zip(words_N, draws_N2W, strict=True)]
 
     def _of_words(self, words: list[str], choice_W: np.ndarray, order_W: np.ndarray) -> list[str]:
         n = len(words)
         if n < 2:
             return words
-        low, high = {"shuffle": (2, n), "delete": (1, n - 1), "repeat": (1, n)}[self.kind]
+        low, high = {"shuffle": (2, n), "reverse": (2, n), "delete": (1, n - 1), "repeat": (1, n)}[self.kind]
         drawn = np.argsort(choice_W[:n], kind="stable")[: min(max(round(self.rate * n), low), high)]
-        if self.kind == "shuffle":
+        if self.kind in ("shuffle", "reverse"):
             places = np.sort(drawn)
-            shuffled = list(words)
-            for place, source in zip(places, places[np.argsort(order_W[places], kind="stable")], strict=True):
-                shuffled[place] = words[source]
-            return shuffled
+            order = np.argsort(order_W[places], kind="stable") if self.kind == "shuffle" else slice(None, None, -1)
+            moved = list(words)
+            for place, source in zip(places, places[order], strict=True):
+                moved[place] = words[source]
+            return moved
         copies = np.ones(n, dtype=int)
         copies[drawn] = 0 if self.kind == "delete" else 2
         return [word for word, times in zip(words, copies, strict=True) for _ in range(times)]

@@ -36,7 +36,7 @@ def naive(kind: str, rate: float, text: str, seed: int, epoch: int, index: int) 
         return words
     draw = uniform(seed, epoch, [index], f"augmentation/{kind}", (2, n))[0]
     count = round(rate * n)
-    count = max(count, 2 if kind == "shuffle" else 1)
+    count = max(count, 2 if kind in ("shuffle", "reverse") else 1)
     if kind == "delete":
         count = min(count, n - 1)
     drawn = sorted(range(n), key=lambda place: draw[0][place])[:count]
@@ -45,12 +45,16 @@ def naive(kind: str, rate: float, text: str, seed: int, epoch: int, index: int) 
     if kind == "repeat":
         return [word for i, word in enumerate(words) for _ in range(2 if i in drawn else 1)]
     result = list(words)
+    if kind == "reverse":
+        for place, source in zip(sorted(drawn), sorted(drawn, reverse=True), strict=True):
+            result[place] = words[source]
+        return result
     for place, source in zip(sorted(drawn), sorted(drawn, key=lambda place: draw[1][place]), strict=True):
         result[place] = words[source]
     return result
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "reverse"])
 @pytest.mark.parametrize("rate", [0.05, 0.2, 0.5, 1.0])
 def test_the_batch_is_the_naive_loop(kind: str, rate: float) -> None:
     epoch, index = [0, 1, 0, 2, 2, 0, 1], [5, 0, 7, 7, 2**33, 1, 5]
@@ -138,7 +142,7 @@ def test_the_words_in_front_of_the_cut_are_counted(wordpiece: Any, sentences: li
 @pytest.mark.parametrize(
     ("kind", "rate", "message"),
     [
-        ("swap", None, "augmentation must be one of 'none', 'shuffle', 'delete', 'repeat', got 'swap'"),
+        ("swap", None, "augmentation must be one of 'none', 'shuffle', 'delete', 'repeat', 'reverse', got 'swap'"),
         ("delete", 0.0, r"augmentation_rate must lie in \(0, 1\], got 0.0"),
         ("shuffle", 1.5, r"augmentation_rate must lie in \(0, 1\], got 1.5"),
         ("none", 0.2, "augmentation_rate must be left out with augmentation 'none', got 0.2"),
