@@ -44,6 +44,10 @@ class CSEConfig(EncoderWrapperConfig):
             e.g. a back-translation). ``shuffle+shuffle+dropout`` makes three.
         further_positives_weight: factor of each further positive's InfoNCE, which is added to the contrast; 0 leaves
             them to the objectives that read them (``group``, ``peer``).
+        whitening_groups: number of groups of dimensions that are whitened between pooled state and projector, in
+            training only (WhitenedCSE); it divides the hidden size, and 0 whitens nothing. Each view, and each further
+            positive, has its own statistics, over the rows of all processes.
+        whitening_shuffle: draw the dimensions of the groups anew for each view in each step.
         objectives: auxiliary objectives, as config objects, names or dicts with ``name``.
 
     Fields of the objectives can be given and read flat: as ``<term>_<field>``, and as ``<field>`` if only one
@@ -71,6 +75,8 @@ class CSEConfig(EncoderWrapperConfig):
     mask_identical: bool = False
     further_positives: str | None = None
     further_positives_weight: float = 1.0
+    whitening_groups: int = 0
+    whitening_shuffle: bool = True
     objectives: Any = None
 
     @classmethod
@@ -120,6 +126,7 @@ class CSEConfig(EncoderWrapperConfig):
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
         self._check_templates()
         self._check_positives()
+        self._check_whitening()
         names = [objective.name for objective in self.objectives]
         if len(set(names)) < len(names):
             raise ValueError(f"objectives must differ in name, got {names}")
@@ -144,6 +151,20 @@ class CSEConfig(EncoderWrapperConfig):
                     f"further_positives must be {', '.join(map(repr, POSITIVES))}, joined by '+', "
                     f"got {self.further_positives!r}"
                 )
+
+    def _check_whitening(self) -> None:
+        for name in ("whitening_groups", "whitening_shuffle"):
+            check_type(name, getattr(self, name), CSEConfig.__annotations__[name])
+        check_number("whitening_groups", self.whitening_groups, 0)
+        if self.whitening_groups and self.hidden_size % self.whitening_groups:
+            raise ValueError(
+                f"whitening_groups must divide the hidden size, {self.hidden_size}, got {self.whitening_groups}"
+            )
+        if self.whitening_groups and self.projector_at_inference:
+            raise ValueError(
+                "projector_at_inference must be False with whitening_groups: the projector is trained on whitened "
+                "states, and at inference nothing is whitened, got True"
+            )
 
     @property
     def positive_kinds(self) -> tuple[str, ...]:

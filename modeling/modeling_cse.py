@@ -34,6 +34,7 @@ from .projectors import build_projector
 from .random_streams import own_stream, state_seed
 from .registry import registered
 from .templates import Templates, locate_templates
+from .whitening import group_whitened, order_of_dimensions
 
 
 class CSEModel(EncoderWrapper):
@@ -206,7 +207,7 @@ class CSEModel(EncoderWrapper):
         self, input_ids: Tensor, attention_mask: Tensor, token_counts: Any = None, **copies: Any
     ) -> tuple[Views, dict[str, Tensor], dict[str, Tensor]]:
         """Return the views, the weighted terms of the loss with gradient, and the diagnostics."""
-        draws = bool(self.objectives) or bool(self.config.positive_kinds)
+        draws = bool(self.objectives or self.config.positive_kinds or self.config.whitening_groups)
         before = state_seed(input_ids.device) if draws else 0
         views, copies = self.encode_views(input_ids, attention_mask, token_counts), note_batch(copies)
         seed = state_seed(views.h.device) if draws else 0
@@ -295,6 +296,7 @@ class CSEModel(EncoderWrapper):
         attention_mask_NL: Tensor,
         dropout: bool = True,
         backbone: nn.Module | None = None,
+        blocks: int = 1,
     ) -> Tensor:
         """Return z (N, H) of texts other than the views, with batch statistics of their own.
 
@@ -302,20 +304,35 @@ class CSEModel(EncoderWrapper):
             input_ids_NL, attention_mask_NL: with the first view's template, if there is one.
             dropout: False turns the encoder's dropout off.
             backbone: another encoder than the model's own, which is the default.
+            blocks: as for :meth:`projected`.
         """
         h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=dropout, backbone=backbone)
-        return self.projector(self.without_template(h_NH, attention_mask_NL, 1, dropout, backbone))
+        return self.projected(self.without_template(h_NH, attention_mask_NL, 1, dropout, backbone), blocks)
+
+    def projected(self, h_NH: Tensor, blocks: int) -> Tensor:
+        """Return z (N, H) of pooled states. If the config says so, each of several blocks of equally many rows is
+        whitened before, by its own statistics and in its own groups."""
+        if groups := self.config.whitening_groups:
+            size, shuffle = h_NH.shape[1], self.config.whitening_shuffle
+            with own_stream("whitening", state_seed(h_NH.device), h_NH.device):
+                orders = [order_of_dimensions(size, shuffle, h_NH.device) for _ in range(blocks)]
+            with torch.autocast(h_NH.device.type, enabled=False):
+                parts = zip(h_NH.chunk(blocks), orders, strict=True)
+                h_NH = torch.cat([group_whitened(part, groups, order) for part, order in parts])
+        return cast(Tensor, self.projector(h_NH))
 
     @torch.no_grad()
     def embed_by(self, backbone: nn.Module, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
-        """Return z (N, H) by a copy of the backbone, without gradient and dropout. Batch statistics are the running
-        ones, which stay as they are; the texts have the first view's template, if there is one."""
+        """Return z (N, H) by a copy of the backbone, without gradient and dropout. The projector's batch statistics
+        are the running ones, which stay as they are; whitening takes those of the rows. The texts have the first
+        view's template, if there is one."""
         h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=False, backbone=backbone)
         h_NH = self.without_template(h_NH, attention_mask_NL, 1, dropout=False, backbone=backbone)
         training = self.projector.training
-        z_NH = self.projector.eval()(h_NH)
+        self.projector.eval()
+        z_NH = self.projected(h_NH, 1)
         self.projector.train(training)
-        return cast(Tensor, z_NH)
+        return z_NH
 
     def without_template(
         self,
@@ -363,7 +380,7 @@ class CSEModel(EncoderWrapper):
         """Return h and z of all views' rows, (V, B, H) each, by the backbone or by another encoder."""
         offsets_N = self.templates.offsets(len(ids_NL), views, ids_NL.device)
         h_NH = self.pooled_in_chunks(ids_NL, mask_NL, offsets_N, backbone=backbone)
-        z_NH = self.projector(self.without_template(h_NH, mask_NL, views, backbone=backbone))
+        z_NH = self.projected(self.without_template(h_NH, mask_NL, views, backbone=backbone), views)
         return h_NH.unflatten(0, (views, -1)), z_NH.unflatten(0, (views, -1))
 
     def with_positives(self, views: Views, batch: dict[str, Any], backbone: nn.Module | None = None) -> Views:
@@ -371,7 +388,7 @@ class CSEModel(EncoderWrapper):
         if not (kinds := self.config.positive_kinds):
             return views
         rows = (batch[f"{FURTHER_POSITIVES}_{key}"] for key in ("input_ids", "attention_mask"))
-        further = self.project(*rows, backbone=backbone).unflatten(0, (len(kinds), -1))
+        further = self.project(*rows, backbone=backbone, blocks=len(kinds)).unflatten(0, (len(kinds), -1))
         return replace(views, further=further)
 
     def views_by(self, views: Views, batch: dict[str, Any], backbone: nn.Module) -> Views:

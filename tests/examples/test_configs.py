@@ -103,6 +103,8 @@ KNOWN = {
     "peer_weight": float,
     "peer_own_contrast": float,
     "peer_own_group": float,
+    "whitening_groups": int,
+    "whitening_shuffle": bool,
 }
 
 

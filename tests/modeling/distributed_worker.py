@@ -121,6 +121,15 @@ CASES: dict[str, dict[str, Any]] = {
     "group": {"columns": 3, "further_positives": "shuffle", "further_positives_weight": 0.0, "group_weight": 5.0},
     "peer": {"columns": 2, "peer_weight": 3.0, "contrastive_weight": 0.0, "further_positives": "delete"},
     "chunks_peer": {**TEMPLATES, "chunks": 3, "peer_weight": 3.0, "further_positives": "delete", "queue_weight": 1.0},
+    "whitening": {"columns": 2, "whitening_groups": 8, "further_positives": "shuffle+column", "symmetric": True},
+    "chunks_whitening": {
+        **TEMPLATES,
+        "chunks": 3,
+        "whitening_groups": 8,
+        "projector": "batchnorm",
+        "queue_weight": 1.0,
+        "queue_size": 5,
+    },
     "edited_positive": {**EDITED, "masked": [(1, 2, 9, 17), (3,)], "use_edited_as": "positive"},
     "chunks": {"columns": 2, "chunks": 3, "projector": "batchnorm", "symmetric": True, "mask_identical": True},
     "chunks_joint": {

@@ -90,7 +90,9 @@ def test_running_statistics_equal_one_process(results, case):
         close(two[0][name].double(), two[1][name].double(), name)
 
 
-@pytest.mark.parametrize("case", ["queue", "queue_batchnorm", "chunks_modifiers", "chunks_templates"])
+@pytest.mark.parametrize(
+    "case", ["queue", "queue_batchnorm", "chunks_modifiers", "chunks_templates", "chunks_whitening"]
+)
 def test_the_queue_is_the_same_on_all_processes_and_in_one(results, case):
     one, two = results["-"][case]["buffers"], [results[rank][case]["buffers"] for rank in ("0", "1")]
     queue = {name.removeprefix("objectives.queue."): value for name, value in one.items() if "queue" in name}

@@ -140,8 +140,9 @@ def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any],
         {"fields": {"angular_margin": 0.17, "triplet_weight": 0.1}},
         {"fields": {"triplet_weight": 0.1, "triplet_dropout": True}, "cache_chunk_size": 5},
         {"fields": {"further_positives": "shuffle+dropout", "group_weight": 1.0, "peer_weight": 1.0}},
+        {"fields": {"further_positives": "dropout", "whitening_groups": 8}, "cache_chunk_size": 5},
     ],
-    ids=["templates", "triplet", "triplet_dropout", "peer"],
+    ids=["templates", "triplet", "triplet_dropout", "peer", "whitening"],
 )
 def test_templates_triplets_and_further_positives_are_resumed(
     base: dict[str, Any], tmp_path: Path, options: dict[str, Any]
