@@ -1,9 +1,11 @@
-"""RankCSE's ranking distillation (Liu et al., 2023, "RankCSE: Unsupervised Sentence Representations
-Learning via Learning to Rank").
+"""Distillation of frozen teachers' similarities: RankCSE's ranking distillation (Liu et al., 2023, "RankCSE:
+Unsupervised Sentence Representations Learning via Learning to Rank"), and DistillCSE's Group-P shuffling of the
+teachers' logits (Xu et al., 2023, "DistillCSE: Distilled Contrastive Learning for Sentence Embeddings").
 
 Shape suffixes: B sentences of this process, K keys of all processes, H hidden size, D size of a teacher's vectors.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,12 +14,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import PreTrainedConfig
 
-from .distributed import gather_rows, own_columns
+from .distributed import from_first_process, gather_rows, own_columns
 from .losses import cosine_logits
 from .objectives import Encode, Objective, Views
 from .settings import ObjectiveConfig, check_choice, check_number
 
-LOSSES = ("listmle", "listnet")
+LOSSES, AGAINST = ("listmle", "listnet"), ("first", "second")
 
 
 @dataclass
@@ -29,8 +31,14 @@ class RankingDistillationConfig(ObjectiveConfig):
         loss: ``listmle`` or ``listnet``.
         temperature: τ₂ of the student's similarities.
         teacher_temperature: τ₃ of the teachers'; only ``listnet`` reads it.
-        teachers: number of teachers, 1 or 2.
-        mixture: α, the first teacher's share if there are two.
+        teachers: number of teachers, at least 1.
+        mixture: α, the first teacher's share if there are several; the others have equal parts of the rest. 1/n
+            averages n teachers.
+        against: the view whose vectors the student compares with the first view's: ``second`` (RankCSE) or ``first``
+            (DistillCSE).
+        shuffle: p, the teachers' probability of a group of keys whose similarities change places (DistillCSE); 0
+            shuffles nothing.
+        shuffle_temperature: τ₄ of the probabilities that make the groups.
 
     Raises:
         ValueError: a value that is not allowed.
@@ -43,12 +51,17 @@ class RankingDistillationConfig(ObjectiveConfig):
     teacher_temperature: float = 0.025
     teachers: int = 1
     mixture: float = 1 / 3
+    against: str = "second"
+    shuffle: float = 0.0
+    shuffle_temperature: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "loss", LOSSES)
-        check_choice(self, "teachers", (1, 2))
-        for field in ("temperature", "teacher_temperature"):
+        check_choice(self, "against", AGAINST)
+        check_number("rank_teachers", self.teachers, 1)
+        check_number("rank_shuffle", self.shuffle, 0, 1, open_ends="high")
+        for field in ("temperature", "teacher_temperature", "shuffle_temperature"):
             check_number(f"rank_{field}", getattr(self, field), 0, open_ends="low")
         check_number("rank_mixture", self.mixture, 0, 1)
 
@@ -61,9 +74,13 @@ class RankingDistillation(Objective):
     listnet: L_rank = −(1/B) Σ_i Σ_{k≠i} softmax_k(T_ik/τ₃) · log softmax_k(S_ik/τ₂)
     listmle: L_rank = −(1/B) Σ_i Σ_r log( exp(S_iπ(r)/τ₂) / Σ_{r'≥r} exp(S_iπ(r')/τ₂) )
 
-    S_ik = cos(z1_i, z2_k) over the sentences of all processes. T_ik = α·cos(t_i, t_k) + (1 − α)·cos(t'_i, t'_k) for
-    the vectors t and t' of the teachers (α = 1 with one teacher). π sorts the keys by T_i, the most similar first. The
-    sentence's own key leads every list of ``listmle``; ``listnet`` leaves it out, since it would take nearly all mass.
+    S_ik = cos(z1_i, z2_k), or cos(z1_i, z1_k), over the sentences of all processes. T_ik is the teachers' mixture
+    α·cos(t_i, t_k) + (1 − α)/(n − 1) · Σ cos(t'_i, t'_k) of their vectors t, t' (α = 1 with one teacher). π sorts the
+    keys by T_i, the most similar first. The sentence's own key leads every list of ``listmle``; ``listnet`` leaves it
+    out, since it would take nearly all mass.
+
+    With p > 0 the T_ik of a sentence change places at random within groups: in the order of T_i, the r-th key is in
+    group ⌊c_r / p⌋, c_r = Σ_{s≤r} softmax_s(T_i/τ₄).
 
     The diagnostic ``rank_agreement`` is the mean correlation of S_i and T_i over k ≠ i.
     """
@@ -76,10 +93,10 @@ class RankingDistillation(Objective):
         self, views: Views, batch: dict[str, Tensor], encode: Encode
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         with torch.autocast(views.z.device.type, enabled=False):
-            S_BK = cosine_logits(views.z[0].float(), gather_rows(views.z[1].float()), 1.0)
-            T_BK = self.teacher_similarities(batch)
+            z1_BH, keys_BH = views.z[0].float(), views.z[AGAINST.index(self.config.against)].float()
+            S_BK, T_BK = cosine_logits(z1_BH, gather_rows(keys_BH), 1.0), self.teacher_similarities(batch)
             own_BK = torch.zeros_like(S_BK, dtype=torch.bool).scatter(1, own_columns(S_BK)[:, None], True)
-            L_rank = self.ranking_loss(S_BK / self.config.temperature, T_BK, own_BK)
+            L_rank = self.ranking_loss(S_BK / self.config.temperature, self.shuffled(T_BK, own_BK), own_BK)
         return {"rank": self.config.weight * L_rank}, {"rank_agreement": agreement(S_BK.detach(), T_BK, own_BK)}
 
     def ranking_loss(self, logits_BK: Tensor, T_BK: Tensor, own_BK: Tensor) -> Tensor:
@@ -90,16 +107,44 @@ class RankingDistillation(Objective):
 
     def teacher_similarities(self, batch: dict[str, Tensor]) -> Tensor:
         """Return T, (B, K): the mixture of the teachers' cosine similarities."""
-        shares = (1.0,) if self.config.teachers == 1 else (self.config.mixture, 1 - self.config.mixture)
+        others = self.config.teachers - 1
+        shares = [self.config.mixture if others else 1.0, *[(1 - self.config.mixture) / max(others, 1)] * others]
         found = []
         for place, share in enumerate(shares):
             t_BD = normalize(batch[f"teacher_{place}"].float(), dim=-1)
             found.append(share * t_BD @ gather_rows(t_BD).T)
         return torch.stack(found).sum(0)
 
+    def shuffled(self, T_BK: Tensor, own_BK: Tensor) -> Tensor:
+        """Return T with its values exchanged within groups of keys, the first process's draw on all, (B, K)."""
+        p, K = self.config.shuffle, T_BK.shape[1]
+        if not p:
+            return T_BK
+        draws_KK = from_first_process(torch.rand(K, K, device=T_BK.device))
+        return shuffled_in_groups(T_BK, own_BK, p, self.config.shuffle_temperature, draws_KK[own_columns(T_BK)])
+
     def __init__(self, config: RankingDistillationConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
         self.teachers = config.teachers
+
+
+def shuffled_in_groups(T_BK: Tensor, own_BK: Tensor, p: float, temperature: float, draws_BK: Tensor) -> Tensor:
+    """Return T, (B, K), with the values of each row in other places (DistillCSE's Group-P shuffling).
+
+    In the order of T, the most similar first and the own key left out, a key belongs to the group ⌊c/p⌋ of the
+    cumulated softmax c, at most ⌈1/p⌉ − 1. The values of a group's keys are dealt to them anew. The own key keeps its.
+
+    Arguments:
+        temperature: of the softmax.
+        draws_BK: uniform in [0, 1): they order the keys of a group.
+    """
+    others_BK = T_BK.masked_fill(own_BK, -torch.inf)
+    sorted_BK, order_BK = others_BK.sort(dim=-1, descending=True, stable=True)  # the own key is the last one
+    c_BK = (sorted_BK / temperature).softmax(-1).cumsum(-1)
+    bounds = p * torch.arange(1, math.ceil(1 / p), device=T_BK.device, dtype=c_BK.dtype)
+    group_BK = torch.bucketize(c_BK, bounds, right=True).masked_fill(sorted_BK == -torch.inf, len(bounds) + 1)
+    dealt_BK = order_BK.gather(-1, (group_BK + draws_BK).argsort(-1))
+    return others_BK.scatter(-1, dealt_BK, sorted_BK).where(~own_BK, T_BK)
 
 
 def list_net(S_BK: Tensor, T_BK: Tensor, own_BK: Tensor) -> Tensor:

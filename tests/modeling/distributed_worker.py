@@ -80,6 +80,14 @@ CASES: dict[str, dict[str, Any]] = {
     "consistency": {"columns": 2, "consistency_weight": 0.7},
     "rank_listmle": {"columns": 2, "rank_weight": 0.5, "rank_teachers": 2, "rank_mixture": 0.3},
     "rank_listnet": {"columns": 2, "rank_weight": 0.5, "rank_loss": "listnet", "contrastive_weight": 0.0},
+    "rank_shuffled": {
+        "columns": 2,
+        "rank_weight": 0.5,
+        "rank_loss": "listnet",
+        "rank_against": "first",
+        "rank_shuffle": 0.3,
+        "rank_teachers": 2,
+    },
     "chunks_rank": {
         "columns": 2,
         "chunks": 3,

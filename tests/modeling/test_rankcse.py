@@ -133,7 +133,7 @@ def test_the_agreement_is_one_with_the_student_s_own_similarities(checkpoint, ba
     ("fields", "words"),
     [
         ({"rank_loss": "listfold"}, "rank_loss must be one of 'listmle', 'listnet', got 'listfold'"),
-        ({"rank_teachers": 3}, "rank_teachers must be one of 1, 2, got 3"),
+        ({"rank_teachers": 0}, "rank_teachers must be a number of at least 1, got 0"),
         ({"rank_temperature": 0.0}, "rank_temperature must be a number greater than 0, got 0.0"),
         ({"rank_mixture": 1.5}, "rank_mixture must be a number of at least 0 and at most 1, got 1.5"),
         ({"consistency_temperature": -1.0}, "consistency_temperature must be a number greater than 0, got -1.0"),
