@@ -387,8 +387,8 @@ class CSEModel(EncoderWrapper):
         """Return the views with the further positives, if the config asks for any, encoded in one pass."""
         if not (kinds := self.config.positive_kinds):
             return views
-        rows = (batch[f"{FURTHER_POSITIVES}_{key}"] for key in ("input_ids", "attention_mask"))
-        further = self.project(*rows, backbone=backbone, blocks=len(kinds)).unflatten(0, (len(kinds), -1))
+        ids, mask = (batch[f"{FURTHER_POSITIVES}_{key}"] for key in ("input_ids", "attention_mask"))
+        further = self.project(ids, mask, backbone=backbone, blocks=len(kinds)).unflatten(0, (len(kinds), -1))
         return replace(views, further=further)
 
     def views_by(self, views: Views, batch: dict[str, Any], backbone: nn.Module) -> Views:
