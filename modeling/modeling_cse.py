@@ -205,7 +205,7 @@ class CSEModel(EncoderWrapper):
         before = state_seed(input_ids.device) if self.objectives else 0
         views, copies = self.encode_views(input_ids, attention_mask, token_counts), note_batch(copies)
         words, τ = cast(Tensor, self.backbone.get_input_embeddings().weight), self.config.temperature
-        encode = Encode(self.backbone, words, self.project, τ, self.chunks, self.embed_by)
+        encode = Encode(self.backbone, words, self.project, τ, self.chunks, self.embed_by, self.pooled_in_chunks)
         seed = state_seed(views.h.device) if self.objectives else 0
         terms, metrics = self.contrast(views, self.modified(views, copies, encode, seed))
         for objective in self.auxiliaries():

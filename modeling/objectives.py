@@ -120,6 +120,27 @@ class SpanSpec(MaskingSpec):
     longer: float = 1.0
 
 
+@dataclass(frozen=True)
+class DeletionSpec(MaskingSpec):
+    """Request a copy of the first view with tokens deleted, and the tokens of the view for a decoder to write.
+
+    The collator adds, for an objective named ``tsdae``, all int64:
+
+    - ``tsdae_input_ids``, ``tsdae_attention_mask`` (B, K): the copies, K tokens of the longest.
+    - ``tsdae_positions`` (M,): ascending positions, in the flattened (B·L) of the first view, of the sentence's own
+      tokens and of the token behind it. The first token of a text is left out: nothing comes before it.
+    - ``tsdae_labels`` (M,): the ids there.
+
+    Arguments:
+        probability: each of the sentence's own tokens is deleted independently with this probability. If all were, one
+            of them stays. Special tokens, padding and the tokens of a prompt template stay.
+    """
+
+    views: int = 1
+    mask_share: float = 0.0
+    random_share: float = 0.0
+
+
 def further_columns(specs: Mapping[str, MaskingSpec]) -> int:
     """Return the number of columns that a corpus needs besides the contrastive ones."""
     return max((spec.further_columns for spec in specs.values()), default=0)
@@ -166,6 +187,7 @@ class Encode:
         chunks: runs a network in chunks of rows if gradients are cached, else on all rows at once.
         embed: ``embed(copy, input_ids (N, L), attention_mask (N, L))`` returns z (N, H) by a copy of the backbone,
             without gradient and dropout, and batch statistics stay. The texts are like those of the first view.
+        pooled: ``pooled(input_ids (N, L), attention_mask (N, L))`` returns the pooled states h (N, H).
     """
 
     backbone: Callable[..., Any]
@@ -174,6 +196,7 @@ class Encode:
     temperature: float = 0.05
     chunks: Chunks = WHOLE_BATCH
     embed: Callable[[Any, Tensor, Tensor], Tensor] = None  # type: ignore[assignment]  # the model always gives it
+    pooled: Callable[..., Tensor] | None = None
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, places: Tensor | None = None) -> Tensor:
         return run_encoder(self.backbone, attention_mask, input_ids, places_M=places).last_hidden_state

@@ -97,6 +97,11 @@ KNOWN = {
     "triplet_mask_rate": float,
     "triplet_longer_mask_rate": float,
     "triplet_dropout": bool,
+    "tsdae_weight": float,
+    "tsdae_deletion": float,
+    "tsdae_decoder": str,
+    "lr_scheduler_type": str,
+    "weight_decay": float,
 }
 
 

@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForMaskedLM
 from csekit.modeling import (
     CSEConfig,
     CSEModel,
+    DeletionSpec,
     InfoCSEForPreTraining,
     InfoCSEPretrainingConfig,
     MaskingSpec,
@@ -76,6 +77,8 @@ CASES: dict[str, dict[str, Any]] = {
     "icm_denoising": {"columns": 2, "icm_weight": 0.5, "decoder": "denoising", "icm_target": "positive", **NO_NOISE},
     "icm_z": {"columns": 2, "icm_weight": 0.5, "contrastive_weight": 0.0, "representation": "z", **NO_NOISE},
     "msse": {"columns": 2, "dcm_weight": 0.8, "icm_weight": 0.2, "decoder_layers": 2, **NO_NOISE},
+    "tsdae": {"columns": 2, "tsdae_weight": 0.5},
+    "chunks_tsdae": {"columns": 2, "chunks": 3, "tsdae_weight": 0.5, "tsdae_decoder": "small", "decoder_dropout": 0.0},
     "consistency": {"columns": 2, "consistency_weight": 0.7},
     "rank_listmle": {"columns": 2, "rank_weight": 0.5, "rank_teachers": 2, "rank_mixture": 0.3},
     "rank_listnet": {"columns": 2, "rank_weight": 0.5, "rank_loss": "listnet", "contrastive_weight": 0.0},
@@ -162,6 +165,13 @@ def batch_of(
             ids = batch["input_ids"][:, 0]
             short, long = (ids.index_fill(1, torch.arange(2, stop), 4) for stop in (3, 5))
             batch[f"{name}_input_ids"] = torch.cat([short, long])
+            continue
+        if isinstance(spec, DeletionSpec):
+            ids, mask = (batch[key][:, 0] for key in ("input_ids", "attention_mask"))
+            chosen = (mask * (torch.arange(L) > 0)).flatten().nonzero().squeeze(1)
+            values = {"input_ids": ids[:, : L - 3], "attention_mask": mask[:, : L - 3]}
+            values |= {"positions": chosen, "labels": ids.flatten()[chosen]}
+            batch |= {f"{name}_{key}": value for key, value in values.items()}
             continue
         if isinstance(spec, TargetSpec):
             ids, mask = (batch[key][:, spec.view] for key in ("input_ids", "attention_mask"))

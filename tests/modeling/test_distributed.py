@@ -29,6 +29,7 @@ AVERAGED = {
     "consistency": set(),
     "rank": {"rank_agreement"},
     "triplet": {"triplet_violations"},
+    "tsdae": {"tsdae_accuracy"},
 }
 #: Those of the objectives that change the contrast, which have no term.
 MODIFIED = {"guided_left_out", "noise_cosine", "queue_cosine"}

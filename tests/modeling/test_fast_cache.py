@@ -31,6 +31,8 @@ SETS: dict[str, dict[str, Any]] = {
     "dcm": {"dcm_weight": 0.8},
     "icm": {"icm_weight": 0.5},
     "icm_denoising": {"icm_weight": 0.5, "decoder": "denoising", "contrastive_weight": 0.0},
+    "tsdae": {"tsdae_weight": 1.0},
+    "tsdae_small": {"tsdae_weight": 1.0, "tsdae_decoder": "small", "contrastive_weight": 0.0},
     "modifiers": {"noise_weight": 1.0, "queue_weight": 1.0, "queue_size": 7, "projector": "batchnorm"},
     "triplet": {"triplet_weight": 1.0, "triplet_margin": 0.3, "angular_margin": 0.3, "projector": "batchnorm"},
     "triplet_dropout": {"triplet_weight": 1.0, "triplet_margin": 0.3, "triplet_dropout": True, **TEMPLATES},

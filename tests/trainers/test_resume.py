@@ -139,10 +139,13 @@ def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any],
         },
         {"fields": {"angular_margin": 0.17, "triplet_weight": 0.1}},
         {"fields": {"triplet_weight": 0.1, "triplet_dropout": True}, "cache_chunk_size": 5},
+        {"method": "joint", "fields": {"objectives": ["tsdae"], "contrastive_weight": 0.0}, "cache_chunk_size": 5},
     ],
-    ids=["templates", "triplet", "triplet_dropout"],
+    ids=["templates", "triplet", "triplet_dropout", "tsdae"],
 )
-def test_templates_and_triplets_are_resumed(base: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:
+def test_templates_triplets_and_tsdae_are_resumed(
+    base: dict[str, Any], tmp_path: Path, options: dict[str, Any]
+) -> None:
     options = options | {"max_steps": 10, "eval_steps": 4}
     straight, killed = (base | {"output_dir": str(tmp_path / name)} | options for name in ("straight", "killed"))
     resumed = killed | {"resume": True, "dataloader_num_workers": 2}
