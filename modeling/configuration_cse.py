@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .base import EncoderWrapperConfig
+from .matryoshka import cuts_z, sizes_and_weights
 from .objectives import ContrastModifier
 from .pooling import POOLINGS
 from .projectors import PROJECTORS
@@ -39,6 +40,10 @@ class CSEConfig(EncoderWrapperConfig):
         symmetric: average InfoNCE over both directions.
         hard_negative_weight: added to the logit of a row's own hard negative (triplets).
         mask_identical: leave texts identical to a row's own out of its denominator.
+        matryoshka_dims: sizes d: every term that reads a sentence's vector is also computed on its first d dimensions,
+            so that an embedding may be cut to them (Kusupati et al., 2022). The full size always counts.
+        matryoshka_weights: factor of each size's terms; default: 1 each, as for a full size that is not named.
+        truncate_dim: the exported encoder's embeddings have this many dimensions; default: all.
         objectives: auxiliary objectives, as config objects, names or dicts with ``name``.
 
     Fields of the objectives can be given and read flat: as ``<term>_<field>``, and as ``<field>`` if only one
@@ -64,6 +69,9 @@ class CSEConfig(EncoderWrapperConfig):
     symmetric: bool = False
     hard_negative_weight: float = 0.0
     mask_identical: bool = False
+    matryoshka_dims: list[int] | None = None
+    matryoshka_weights: list[float] | None = None
+    truncate_dim: int | None = None
     objectives: Any = None
 
     @classmethod
@@ -112,6 +120,7 @@ class CSEConfig(EncoderWrapperConfig):
         if self.pooling == "mask" and self.prompt_template is None:
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
         self._check_templates()
+        self._check_sizes(modifiers)
         names = [objective.name for objective in self.objectives]
         if len(set(names)) < len(names):
             raise ValueError(f"objectives must differ in name, got {names}")
@@ -125,6 +134,21 @@ class CSEConfig(EncoderWrapperConfig):
             raise ValueError(
                 "projector_at_inference must be False with subtract_template: the projector is trained on states less "
                 "their template's, and at inference nothing is subtracted, got True"
+            )
+
+    def _check_sizes(self, modifiers: list[str]) -> None:
+        sizes_and_weights(self.matryoshka_dims, self.matryoshka_weights, self.hidden_size)
+        check_type("truncate_dim", self.truncate_dim, CSEConfig.__annotations__["truncate_dim"])
+        if self.truncate_dim is not None and not 1 <= self.truncate_dim <= self.hidden_size:
+            raise ValueError(
+                f"truncate_dim must be from 1 to the encoder's hidden size, {self.hidden_size}, "
+                f"got {self.truncate_dim}"
+            )
+        held = self.matryoshka_dims is not None and "queue" in modifiers
+        if held and not cuts_z(self.projector, self.projector_at_inference):
+            raise ValueError(
+                "projector must be 'none', or projector_at_inference True, with matryoshka_dims and the objective "
+                f"'queue', which holds projected vectors of the full size, got {self.projector!r}"
             )
 
     # Flat access to the objectives' fields

@@ -25,6 +25,7 @@ from .fast_dropout import dropout_off, speed_up_dropout
 from .fast_packing import pack_batches, run_encoder
 from .hub import from_hub, hub_or_cache
 from .losses import contrast_diagnostics, cosine_logits, with_angular_margin
+from .matryoshka import Cut, sizes_and_weights
 from .objectives import ContrastModifier, Encode, MaskingSpec, Objective, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
@@ -207,14 +208,57 @@ class CSEModel(EncoderWrapper):
         words, τ = cast(Tensor, self.backbone.get_input_embeddings().weight), self.config.temperature
         encode = Encode(self.backbone, words, self.project, τ, self.chunks, self.embed_by, self.pooled_in_chunks)
         seed = state_seed(views.h.device) if self.objectives else 0
-        terms, metrics = self.contrast(views, self.modified(views, copies, encode, seed))
-        for objective in self.auxiliaries():
-            with own_stream(objective.config.name, seed, views.h.device):
-                more, diagnostics = objective(views, copies, encode)
-            terms, metrics = terms | more, metrics | diagnostics
+        terms, metrics = self.terms_of(views, copies, encode, seed)
+        if self.config.matryoshka_dims is not None:
+            terms = self.nested(terms, metrics, views, copies, encode, seed)
         if self.training and self.objectives and seed == before:  # an encoder without dropout drew nothing
             torch.rand(())  # another seed for the next step
         return views, terms, metrics
+
+    def terms_of(
+        self, views: Views, copies: dict[str, Any], encode: Encode, seed: int, cut: bool = False
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the contrast and the terms of the objectives, and the diagnostics.
+
+        Arguments:
+            cut: the views are cut to some dimensions: only what reads them, and nothing that keeps a state.
+        """
+        terms, metrics = self.contrast(views, self.modified(views, copies, encode, seed))
+        for objective in self.auxiliaries():
+            if cut and (isinstance(objective, ContrastModifier) or not objective.reads_vectors):
+                continue
+            with own_stream(objective.config.name, seed, views.h.device):
+                more, diagnostics = objective(views, copies, encode)
+            terms, metrics = terms | more, metrics | diagnostics
+        return terms, metrics
+
+    def nested(
+        self,
+        terms: dict[str, Tensor],
+        metrics: dict[str, Tensor],
+        views: Views,
+        copies: dict[str, Any],
+        encode: Encode,
+        seed: int,
+    ) -> dict[str, Tensor]:
+        """Return Σ_d w_d · (the terms of the first d dimensions), the full size included (Matryoshka, Eq. 1).
+
+        Terms that read no vector of a sentence count once. Every size draws the same random numbers. ``metrics`` gets
+        the contrast of each size, ``contrastive_<d>``, unweighted.
+        """
+        config = self.config
+        sizes = sizes_and_weights(config.matryoshka_dims, config.matryoshka_weights, config.hidden_size)
+        reading = {"contrastive"} | {o.config.name for o in self.auxiliaries() if o.reads_vectors}
+        full = sizes.pop(config.hidden_size)
+        total = {name: full * term if name in reading else term for name, term in terms.items()}
+        for size, weight in sizes.items():
+            cut = Cut(size, self.projector, config.projector, config.projector_at_inference)
+            lent = cut.encode(encode, self.projector_input, self.projector_input_by)
+            found, _ = self.terms_of(cut.views(views), copies, lent, seed, cut=True)
+            total |= {name: total[name] + weight * term for name, term in found.items()}
+            if "contrastive" in found:
+                metrics[f"contrastive_{size}"] = found["contrastive"].detach() / config.contrastive_weight
+        return total
 
     def pooled(
         self,
@@ -287,19 +331,28 @@ class CSEModel(EncoderWrapper):
             input_ids_NL, attention_mask_NL: with the first view's template, if there is one.
             dropout: False turns the encoder's dropout off.
         """
+        return self.projector(self.projector_input(input_ids_NL, attention_mask_NL, dropout))
+
+    def projector_input(self, input_ids_NL: Tensor, attention_mask_NL: Tensor, dropout: bool = True) -> Tensor:
+        """Return what the projector reads for texts other than the views, (N, H); see :meth:`project`."""
         h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=dropout)
-        return self.projector(self.without_template(h_NH, attention_mask_NL, 1, dropout))
+        return self.without_template(h_NH, attention_mask_NL, 1, dropout)
 
     @torch.no_grad()
     def embed_by(self, backbone: nn.Module, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
         """Return z (N, H) by a copy of the backbone, without gradient and dropout. Batch statistics are the running
         ones, which stay as they are; the texts have the first view's template, if there is one."""
-        h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=False, backbone=backbone)
-        h_NH = self.without_template(h_NH, attention_mask_NL, 1, dropout=False, backbone=backbone)
+        h_NH = self.projector_input_by(backbone, input_ids_NL, attention_mask_NL)
         training = self.projector.training
         z_NH = self.projector.eval()(h_NH)
         self.projector.train(training)
         return cast(Tensor, z_NH)
+
+    @torch.no_grad()
+    def projector_input_by(self, backbone: nn.Module, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
+        """Return what the projector reads, (N, H), by a copy of the backbone; see :meth:`embed_by`."""
+        h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=False, backbone=backbone)
+        return self.without_template(h_NH, attention_mask_NL, 1, dropout=False, backbone=backbone)
 
     def without_template(
         self,
@@ -338,9 +391,10 @@ class CSEModel(EncoderWrapper):
             note_counts(mask, [row[column % columns] for column in range(max(columns, 2)) for row in token_counts_BC])
         views = max(columns, 2)
         h = self.pooled_in_chunks(ids, mask, self.templates.offsets(len(ids), views, ids.device))
-        z, texts = self.projector(self.without_template(h, mask, views)), self.templates.text_keys(ids, mask, views)
-        h, z, texts = (each.unflatten(0, (views, -1)) for each in (h, z, texts))
-        return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts)
+        raw = self.without_template(h, mask, views)
+        z, texts = self.projector(raw), self.templates.text_keys(ids, mask, views)
+        h, z, texts, raw = (each.unflatten(0, (views, -1)) for each in (h, z, texts, raw))
+        return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts, raw=raw)
 
     def modified(self, views: Views, batch: dict[str, Any], encode: Encode, seed: int) -> Modified:
         """Return what the objectives that change the contrast make of it in this step."""

@@ -158,6 +158,8 @@ class Views:
         z: (V, B, H) after the projector.
         input_ids, attention_mask: (N, L) the encoded tokens, view-major.
         texts: (V, B) int64, a hash of each text (``text_keys``), without the template's tokens if templates differ.
+        raw: (V, B, H) what the projector reads: h, or h less its template's vector.
+        width: H if h and z may be cut to the first dimensions (Matryoshka), else 0.
     """
 
     h: Tensor
@@ -165,10 +167,13 @@ class Views:
     input_ids: Tensor
     attention_mask: Tensor
     texts: Tensor = None  # type: ignore[assignment]  # the model always gives them
+    raw: Tensor = None  # type: ignore[assignment]  # the model always gives it
+    width: int = 0
 
     def vectors(self, name: str) -> Tensor:
-        """Return ``z`` or ``h``, (V, B, H)."""
-        return self.z if name == "z" else self.h
+        """Return ``z`` or ``h`` for a network, (V, B, H); zeros behind the dimensions that a Matryoshka size keeps."""
+        found = self.z if name == "z" else self.h
+        return torch.nn.functional.pad(found, (0, max(self.width - found.shape[-1], 0))) if self.width else found
 
 
 @dataclass(frozen=True)
@@ -281,6 +286,8 @@ class Objective(nn.Module):
     config_class: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
     #: True if it reads ``views.z``. The projector is frozen if nothing reads it, the contrast included.
     reads_z: bool = True
+    #: True if it reads the sentences' vectors, z or h. Matryoshka training computes such a term once for each size.
+    reads_vectors: ClassVar[bool] = True
     #: True if it works with cached gradients: its networks run through ``encode.chunks`` (or it has none) and treat
     #: rows independently; terms that couple rows use the outputs of the full batch.
     cacheable: ClassVar[bool] = False

@@ -98,6 +98,7 @@ KNOWN = {
     "triplet_longer_mask_rate": float,
     "triplet_dropout": bool,
     "tsdae_weight": float,
+    "matryoshka_dims": list,
     "tsdae_deletion": float,
     "tsdae_decoder": str,
     "lr_scheduler_type": str,

@@ -33,6 +33,7 @@ SETS: dict[str, dict[str, Any]] = {
     "icm_denoising": {"icm_weight": 0.5, "decoder": "denoising", "contrastive_weight": 0.0},
     "tsdae": {"tsdae_weight": 1.0},
     "tsdae_small": {"tsdae_weight": 1.0, "tsdae_decoder": "small", "contrastive_weight": 0.0},
+    "matryoshka": {"matryoshka_dims": [4, 8], "projector": "batchnorm", "icm_weight": 0.5, "dcm_weight": 0.8},
     "modifiers": {"noise_weight": 1.0, "queue_weight": 1.0, "queue_size": 7, "projector": "batchnorm"},
     "triplet": {"triplet_weight": 1.0, "triplet_margin": 0.3, "angular_margin": 0.3, "projector": "batchnorm"},
     "triplet_dropout": {"triplet_weight": 1.0, "triplet_margin": 0.3, "triplet_dropout": True, **TEMPLATES},
