@@ -197,6 +197,7 @@ def _cut(encoder: TextEncoder, path_or_id: str | Path, size: int | None) -> None
         size, field = saved_size(folder), f"{folder / 'config_sentence_transformers.json'}: truncate_dim"
     if size is None:
         return
+    encoder.truncate_dim = None
     width = encoder.encode(["a"]).shape[1] if size >= 1 else 0
     if not 1 <= size <= width:
         raise ValueError(f"{field} must be from 1 to the model's size{f', {width},' if width else ''} got {size}")

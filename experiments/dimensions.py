@@ -40,7 +40,8 @@ def score(
     found: dict[str, dict[str, float]] = {}
     cuts = cut_encoders(encoder, sizes)
     for cut in cuts if sts else ():
-        found.setdefault(STS, {})[str(cut.truncate_dim)] = round(float(evaluate_sts(cut, sts).avg), 4)
+        average = evaluate_sts(cut, sts).avg
+        found.setdefault(STS, {})[str(cut.truncate_dim)] = float("nan") if average is None else round(average, 4)
     for name, collection in collections.items():
         cuts[0].kept.clear()
         for cut in cuts:

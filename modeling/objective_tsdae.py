@@ -93,7 +93,8 @@ class Denoising(Objective):
         if isinstance(self.decoder, TiedDecoder):
             states_BKH = self.decoder(encode.backbone, copy.ids, copy.mask, copy.vectors)
             states_MH = states_BKH.flatten(0, 1).index_select(0, positions_M - 1)
-            losses_M, correct_M = self.head(states_MH, copy.labels, words_VE)
+            head: Any = self.head  # the tied decoder's
+            losses_M, correct_M = head(states_MH, copy.labels, words_VE)
         else:  # the small decoder shifts its input itself
             states_BKH = self.decoder(self.decoder.queries(copy.ids, words_VE), copy.vectors, copy.mask)
             states_MH = self.decoder.norm(states_BKH.flatten(0, 1).index_select(0, positions_M))

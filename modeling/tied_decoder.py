@@ -58,8 +58,10 @@ class TiedDecoder(nn.Module):
         (decoder,) = self.frame
         if decoder.training != self.training:
             decoder.train(self.training)
-        weights = {name: value for name, value in backbone.named_parameters() if name in self.shared}
-        weights |= dict(backbone.named_buffers())
+        weights: dict[str, Tensor] = {
+            name: value for name, value in backbone.named_parameters() if name in self.shared
+        }
+        weights.update(backbone.named_buffers())
         for path, name in self.names.items():
             weights |= {f"{path}.{key}": value for key, value in self.own[name].named_parameters()}
         inputs = {"input_ids": ids_BK, "attention_mask": mask_BK, "encoder_hidden_states": memory_BH.unsqueeze(1)}

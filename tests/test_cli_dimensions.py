@@ -1,5 +1,6 @@
 """``csekit eval --truncate_dim``: scores by the number of dimensions."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,21 @@ def test_every_size_is_scored_and_written(
         cosine = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
         ranks = np.corrcoef(cosine.argsort().argsort(), np.array([1, 2, 3, 0]))[0, 1]
         assert scores["spearman"] == pytest.approx(100 * ranks, abs=1e-3)
+
+
+def test_cut_vectors_are_stored_and_searched(tmp_path: Path, tiny_folder: Path) -> None:
+    """The record beside the vectors says the size: ``csekit search`` cuts the query."""
+    texts = ["the dog runs", "a red house", "the slow guitar"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    words = ("--model", tiny_folder, "--pooling", "mean", "--device", "cpu", "--no_progress", "--truncate_dim", 4)
+    made = run("encode", tmp_path / "texts.txt", *words, "-o", tmp_path / "out.npy")
+    assert made.exit_code == 0, made.output
+    expected = load_encoder(tiny_folder, "mean", device="cpu").encode(texts)[:, :4]
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6)
+    found = run("search", tmp_path / "out.npy", "-q", texts[1], "-k", 1, "--device", "cpu", "--format", "json")
+    assert found.exit_code == 0, found.output
+    answer = json.loads(found.stdout.strip().splitlines()[-1])
+    assert (answer["row"], answer["score"]) == (1, pytest.approx(1.0, abs=1e-5))
 
 
 def test_memory_is_bounded(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

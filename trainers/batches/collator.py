@@ -262,10 +262,12 @@ class CSECollator:
         self, name: str, spec: DeletionSpec, own: Any, index_B: np.ndarray, epoch_B: np.ndarray
     ) -> dict[str, np.ndarray]:
         """Make the noisy copies of one objective; ``own`` holds the rows of all views, view-major."""
-        rows = [part[: len(index_B)] for part in own]
+        ids, maskable, lengths = (part[: len(index_B)] for part in own)
         pad_id, multiple = int(self.tokenizer.pad_token_id), self.pad_to_multiple_of or 1
         draws = self._draws(name, epoch_B, index_B, 1)
-        return deletion_copies(*rows, spec, self.vocabulary, pad_id=pad_id, multiple=multiple, **draws)
+        return deletion_copies(
+            ids, maskable, lengths, spec, self.vocabulary, pad_id=pad_id, multiple=multiple, **draws
+        )
 
     def _draws(self, name: str, epoch_B: np.ndarray, index_B: np.ndarray, V: int) -> dict[str, Any]:
         """Return the arguments that the draws of V views depend on, view-major."""

@@ -331,7 +331,7 @@ def _search(
                     np.arange(start, stop), known, texts.own, settings, own, guide, device, int(counts.max())
                 )
                 drawn = BytesIO()
-                np.savez(drawn, **found)
+                np.savez(drawn, negatives=found["negatives"], left_out=found["left_out"])
                 write_atomically(path, drawn.getvalue())
             bar.update(stop - start)
 

@@ -95,7 +95,8 @@ def evaluate(
             raise ValueError("--classification_dev needs --classification TRAIN TEST")
         if len(set(truncate_dim or [])) < len(truncate_dim or []):
             raise ValueError(f"--truncate_dim must be different sizes, got {' '.join(map(str, truncate_dim or []))}")
-        outputs = [] if output is None else [output_of(output, size) for size in truncate_dim or [None]]
+        sizes: list[int | None] = [*truncate_dim] if truncate_dim else [None]
+        outputs = [] if output is None else [output_of(output, size) for size in sizes]
         for file in outputs:
             check_output(file)
         files = (*(classification or ()), *([classification_dev] if classification_dev else []))
