@@ -137,8 +137,9 @@ class TextEncoder:
         prompt: text that ``encode`` puts before every sentence; None: the model's default.
         role: ``query`` or ``document`` in a copy that ``for_role`` made, else None.
         similarity_fn_name: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``: the similarity of the training.
-        loading: what ``load_encoder`` was told: ``model``, and ``pooling``, ``max_length`` and ``prompt_template``
-            where given.
+        truncate_dim: embeddings are the first dimensions of the model's, this many; None: all.
+        loading: what ``load_encoder`` was told: ``model``, and ``pooling``, ``max_length``, ``prompt_template`` and
+            ``truncate_dim`` where given.
     """
 
     loading: Mapping[str, Any] = MappingProxyType({})
@@ -146,6 +147,7 @@ class TextEncoder:
     prompt: str | None = None
     role: str | None = None
     similarity_fn_name: str = "cosine"
+    truncate_dim: int | None = None
 
     def __init__(
         self,
@@ -213,11 +215,11 @@ class TextEncoder:
             with WorkerPool(self, num_workers) as pool:
                 for rows_nH, truncated in pool.encode_chunks(chunks, advance):
                     self.truncated += truncated
-                    yield rows_nH
+                    yield rows_nH[:, : self.truncate_dim]
             return
         for rows_nH, truncated in self.embedded(chunks, advance):
             self.truncated += truncated
-            yield rows_nH
+            yield rows_nH[:, : self.truncate_dim]
 
     def embedded(
         self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object] = lambda rows: None
@@ -260,12 +262,13 @@ class TextEncoder:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
     def describe(self) -> dict[str, Any]:
-        """Return what results files record about the encoder; prompts and similarity only if not the default."""
+        """Return what results files record about the encoder; prompts, similarity and size only if not the default."""
         parameter = next(self.model.parameters(), None)
         prompts = {name: text for name, text in self.prompts.items() if text}
         return {
             **({"prompts": prompts} if prompts else {}),
             **({"similarity_fn_name": self.similarity_fn_name} if self.similarity_fn_name != "cosine" else {}),
+            **({"truncate_dim": self.truncate_dim} if self.truncate_dim is not None else {}),
             "name": self.name,
             "class": type(getattr(self.model, "backbone", self.model)).__name__,
             "pooling": self.pooling,

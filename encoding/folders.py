@@ -40,6 +40,7 @@ class _Prompts(Schema):
     prompts: dict[str, str | None] | None = None
     default_prompt_name: str | None = None
     similarity_fn_name: str | None = None
+    truncate_dim: PositiveInt | None = None
 
 
 class _SentenceBert(Schema):
@@ -174,6 +175,16 @@ def prompts_and_similarity(folder: Path) -> tuple[dict[str, str], str | None, st
         allowed = ", ".join(map(repr, SIMILARITIES))
         raise ValueError(f"{file}: similarity_fn_name must be one of {allowed}, got {similarity!r}")
     return prompts, settings.get("default_prompt_name") or None, similarity
+
+
+def saved_size(folder: Path) -> int | None:
+    """Return the number of dimensions to which a SentenceTransformer's folder cuts embeddings; None: all.
+
+    Raises:
+        ValueError: it is no whole number above 0.
+    """
+    size = read_settings(folder, "config_sentence_transformers.json").get("truncate_dim")
+    return None if size is None else int(size)
 
 
 def load_dense(folder: Path) -> nn.Module:

@@ -16,6 +16,7 @@ from csekit.encoding.folders import (
     prompts_and_similarity,
     read_modules,
     read_settings,
+    saved_size,
 )
 from csekit.encoding.onnx import ONNXEncoder, onnx_file
 from csekit.encoding.pooled import PooledBackbone
@@ -144,6 +145,7 @@ def load_encoder(
     device: str | torch.device | None = None,
     prompt_template: str | None = None,
     batch_size: int = 64,
+    truncate_dim: int | None = None,
 ) -> TextEncoder:
     """Load the sentence encoder in a folder or on the Hub.
 
@@ -162,6 +164,7 @@ def load_encoder(
         pooling: 'cls', 'mean', 'first_last_mean', 'top2_mean' or 'mask' (with ``prompt_template``).
         max_length, prompt_template, batch_size: as for ``encode``.
         device: where the model goes; None: the GPU where there is one.
+        truncate_dim: cut embeddings to their first dimensions; None: the folder's own size, or all.
 
     Returns:
         the encoder; its ``encode(texts)`` gives (N, H) float32.
@@ -169,7 +172,8 @@ def load_encoder(
     Raises:
         FileNotFoundError: there is no such folder, and the Hub has no such model or cannot be reached.
         ValueError: ``pooling`` is missing, not allowed, or not the one that was saved with the model; the folder is
-            refused, see above, or broken in any other way; the device is not there.
+            refused, see above, or broken in any other way; the device is not there; ``truncate_dim`` is not from 1 to
+            the model's size.
         ImportError: the modules need sentence-transformers, which is not installed.
     """
     where = torch_device(device)
@@ -177,9 +181,27 @@ def load_encoder(
         encoder = _load(path_or_id, pooling, max_length, prompt_template, batch_size)
         if not isinstance(encoder, ONNXEncoder):
             encoder.model.to(where)
+        _cut(encoder, path_or_id, truncate_dim)
     told = {"pooling": pooling, "max_length": max_length, "prompt_template": prompt_template}
+    told |= {"truncate_dim": truncate_dim}
     encoder.loading = {"model": str(path_or_id)} | {name: value for name, value in told.items() if value is not None}
     return encoder
+
+
+def _cut(encoder: TextEncoder, path_or_id: str | Path, size: int | None) -> None:
+    """Cut an encoder's embeddings to ``size``, or to the size in its folder's metadata."""
+    field = "truncate_dim"
+    if size is None:
+        graph = onnx_file(path_or_id)
+        folder = graph.parent.parent if graph is not None else metadata_folder(path_or_id)
+        size, field = saved_size(folder), f"{folder / 'config_sentence_transformers.json'}: truncate_dim"
+    if size is None:
+        return
+    encoder.truncate_dim = None
+    width = encoder.encode(["a"]).shape[1] if size >= 1 else 0
+    if not 1 <= size <= width:
+        raise ValueError(f"{field} must be from 1 to the model's size{f', {width},' if width else ''} got {size}")
+    encoder.truncate_dim = size
 
 
 def torch_device(device: str | torch.device | None) -> torch.device:

@@ -11,7 +11,14 @@ import torch
 from torch import nn
 
 from csekit.encoding.encoder import TextEncoder
-from csekit.encoding.folders import load_head, model_name, module_kinds, prompts_and_similarity, read_settings
+from csekit.encoding.folders import (
+    load_head,
+    model_name,
+    module_kinds,
+    prompts_and_similarity,
+    read_settings,
+    saved_size,
+)
 from csekit.encoding.pooled import PooledOutput
 from csekit.encoding.pretrained import load_tokenizer
 from csekit.modeling.pooling import pool
@@ -130,6 +137,7 @@ class ONNXEncoder(TextEncoder):
             _, pooling, mask_offset = module_kinds(folder)
             head = load_head(folder)
             self.prompts, _, self.similarity_fn_name = prompts_and_similarity(folder)
+            self.truncate_dim = saved_size(folder)
         pooling = pooling or record.get("pooling")
         rows = read_settings(folder, "config.json").get("vocab_size")
         tokenizer = load_tokenizer(folder, rows if isinstance(rows, int) else None, pooling)

@@ -95,6 +95,7 @@ def load_sentence_transformer(
         raise ValueError(
             f"{source}: the modules that modules.json names make no sentence embedding, {reason}"
         ) from error
+    model.truncate_dim = None  # ``TextEncoder`` cuts
     if max_length is not None:
         model.max_seq_length = max_length
     return SentenceTransformerEncoder(model, model_name(source), batch_size)

@@ -38,8 +38,10 @@ from .objective_rank import RankingDistillation, RankingDistillationConfig
 from .objective_reconstruction import Reconstruction, ReconstructionConfig
 from .objective_rtd import ReplacedTokenDetection, ReplacedTokenDetectionConfig
 from .objective_triplet import MaskedTriplet, MaskedTripletConfig
+from .objective_tsdae import Denoising, DenoisingConfig
 from .objectives import (
     ContrastModifier,
+    DeletionSpec,
     EditedCopy,
     EditSpec,
     Encode,
@@ -78,6 +80,9 @@ __all__ = [
     "ContrastiveOutput",
     "CorrectiveLM",
     "CorrectiveLMConfig",
+    "DeletionSpec",
+    "Denoising",
+    "DenoisingConfig",
     "DiffCSEConfig",
     "DiffCSEModel",
     "DimensionContrast",

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .base import EncoderWrapperConfig
+from .matryoshka import cuts_z, sizes_and_weights
 from .objectives import POSITIVES, ContrastModifier
 from .pooling import POOLINGS
 from .projectors import PROJECTORS
@@ -48,6 +49,10 @@ class CSEConfig(EncoderWrapperConfig):
             training only (WhitenedCSE); it divides the hidden size, and 0 whitens nothing. Each view, and each further
             positive, has its own statistics, over the rows of all processes.
         whitening_shuffle: draw the dimensions of the groups anew for each view in each step.
+        matryoshka_dims: sizes d: every term that reads a sentence's vector is also computed on its first d dimensions,
+            so that an embedding may be cut to them (Kusupati et al., 2022). The full size always counts.
+        matryoshka_weights: factor of each size's terms; default: 1 each, as for a full size that is not named.
+        truncate_dim: the exported encoder's embeddings have this many dimensions; default: all.
         objectives: auxiliary objectives, as config objects, names or dicts with ``name``.
 
     Fields of the objectives can be given and read flat: as ``<term>_<field>``, and as ``<field>`` if only one
@@ -77,6 +82,9 @@ class CSEConfig(EncoderWrapperConfig):
     further_positives_weight: float = 1.0
     whitening_groups: int = 0
     whitening_shuffle: bool = True
+    matryoshka_dims: list[int] | None = None
+    matryoshka_weights: list[float] | None = None
+    truncate_dim: int | None = None
     objectives: Any = None
 
     @classmethod
@@ -127,6 +135,7 @@ class CSEConfig(EncoderWrapperConfig):
         self._check_templates()
         self._check_positives()
         self._check_whitening()
+        self._check_sizes(modifiers)
         names = [objective.name for objective in self.objectives]
         if len(set(names)) < len(names):
             raise ValueError(f"objectives must differ in name, got {names}")
@@ -170,6 +179,25 @@ class CSEConfig(EncoderWrapperConfig):
     def positive_kinds(self) -> tuple[str, ...]:
         """The kinds of further positives, in their order."""
         return tuple(self.further_positives.split("+")) if self.further_positives is not None else ()
+
+    def _check_sizes(self, modifiers: list[str]) -> None:
+        sizes_and_weights(self.matryoshka_dims, self.matryoshka_weights, self.hidden_size)
+        check_type("truncate_dim", self.truncate_dim, CSEConfig.__annotations__["truncate_dim"])
+        if self.truncate_dim is not None and not 1 <= self.truncate_dim <= self.hidden_size:
+            raise ValueError(
+                f"truncate_dim must be from 1 to the encoder's hidden size, {self.hidden_size}, "
+                f"got {self.truncate_dim}"
+            )
+        if self.matryoshka_dims is not None:
+            for name in ("whitening_groups", "further_positives"):
+                if value := getattr(self, name):
+                    raise ValueError(f"matryoshka_dims cannot be combined with {name}, got {value!r}")
+        held = self.matryoshka_dims is not None and "queue" in modifiers
+        if held and not cuts_z(self.projector, self.projector_at_inference):
+            raise ValueError(
+                "projector must be 'none', or projector_at_inference True, with matryoshka_dims and the objective "
+                f"'queue', which holds projected vectors of the full size, got {self.projector!r}"
+            )
 
     # Flat access to the objectives' fields
 

@@ -4,7 +4,7 @@ Shape suffixes: B rows of this process, K keys of all processes, Q further keys,
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ def further_negatives(
         with own_stream(name, seed, views.z.device), torch.autocast(views.z.device.type, enabled=False):
             negatives = modifier.negatives(views, batch, encode)
         if negatives is not None:
-            found[name] = negatives
+            found[name] = replace(negatives, keys=negatives.keys[:, : views.z.shape[-1]])  # as long as z
     return found
 
 

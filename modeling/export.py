@@ -215,7 +215,8 @@ def write_modules(model: SentenceEncoder, path: Path, limit: int) -> None:
     listed = [{"idx": i, "name": str(i), "path": folder, "type": kind} for i, (folder, kind) in enumerate(modules)]
     _write(path / "modules.json", listed)
     _write(path / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
-    _write(path / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "cosine"})
+    size = {} if model.config.truncate_dim is None else {"truncate_dim": model.config.truncate_dim}
+    _write(path / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "cosine", **size})
 
 
 def write_pooling(config: CSEConfig, path: Path) -> str:

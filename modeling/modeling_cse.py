@@ -27,6 +27,7 @@ from .fast_dropout import dropout_off, speed_up_dropout
 from .fast_packing import pack_batches, run_encoder
 from .hub import from_hub, hub_or_cache
 from .losses import contrast_diagnostics, cosine_logits, with_angular_margin
+from .matryoshka import Cut, sizes_and_weights
 from .objectives import FURTHER_POSITIVES, ContrastModifier, Encode, MaskingSpec, Objective, PositivesSpec, Views
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
@@ -215,16 +216,66 @@ class CSEModel(EncoderWrapper):
             with own_stream(FURTHER_POSITIVES, seed, views.h.device):
                 views = self.with_positives(views, copies)
         words, τ = cast(Tensor, self.backbone.get_input_embeddings().weight), self.config.temperature
-        views_by = partial(self.views_by, views, copies)
-        encode = Encode(self.backbone, words, self.project, τ, self.chunks, self.embed_by, views_by)
-        terms, metrics = self.contrast(views, self.modified(views, copies, encode, seed))
-        for objective in self.auxiliaries():
-            with own_stream(objective.config.name, seed, views.h.device):
-                more, diagnostics = objective(views, copies, encode)
-            terms, metrics = terms | more, metrics | diagnostics
+        lent = (
+            self.project,
+            τ,
+            self.chunks,
+            self.embed_by,
+            partial(self.views_by, views, copies),
+            self.pooled_in_chunks,
+        )
+        encode = Encode(self.backbone, words, *lent)
+        terms, metrics = self.terms_of(views, copies, encode, seed)
+        if self.config.matryoshka_dims is not None:
+            terms = self.nested(terms, metrics, views, copies, encode, seed)
         if self.training and draws and seed == before:  # an encoder without dropout drew nothing
             torch.rand(())  # another seed for the next step
         return views, terms, metrics
+
+    def terms_of(
+        self, views: Views, copies: dict[str, Any], encode: Encode, seed: int, cut: bool = False
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the contrast and the terms of the objectives, and the diagnostics.
+
+        Arguments:
+            cut: the views are cut to some dimensions: only what reads them, and nothing that keeps a state.
+        """
+        terms, metrics = self.contrast(views, self.modified(views, copies, encode, seed))
+        for objective in self.auxiliaries():
+            if cut and (isinstance(objective, ContrastModifier) or not objective.reads_vectors):
+                continue
+            with own_stream(objective.config.name, seed, views.h.device):
+                more, diagnostics = objective(views, copies, encode)
+            terms, metrics = terms | more, metrics | diagnostics
+        return terms, metrics
+
+    def nested(
+        self,
+        terms: dict[str, Tensor],
+        metrics: dict[str, Tensor],
+        views: Views,
+        copies: dict[str, Any],
+        encode: Encode,
+        seed: int,
+    ) -> dict[str, Tensor]:
+        """Return Σ_d w_d · (the terms of the first d dimensions), the full size included (Matryoshka, Eq. 1).
+
+        Terms that read no vector of a sentence count once. Every size draws the same random numbers. ``metrics`` gets
+        the contrast of each size, ``contrastive_<d>``, unweighted.
+        """
+        config = self.config
+        sizes = sizes_and_weights(config.matryoshka_dims, config.matryoshka_weights, config.hidden_size)
+        reading = {"contrastive"} | {o.config.name for o in self.auxiliaries() if o.reads_vectors}
+        full = sizes.pop(config.hidden_size)
+        total = {name: full * term if name in reading else term for name, term in terms.items()}
+        for size, weight in sizes.items():
+            cut = Cut(size, self.projector, config.projector, config.projector_at_inference)
+            lent = cut.encode(encode, self.projector_input, self.projector_input_by)
+            found, _ = self.terms_of(cut.views(views), copies, lent, seed, cut=True)
+            total |= {name: total[name] + weight * term for name, term in found.items()}
+            if "contrastive" in found:
+                metrics[f"contrastive_{size}"] = found["contrastive"].detach() / config.contrastive_weight
+        return total
 
     def pooled(
         self,
@@ -306,8 +357,18 @@ class CSEModel(EncoderWrapper):
             backbone: another encoder than the model's own, which is the default.
             blocks: as for :meth:`projected`.
         """
+        return self.projected(self.projector_input(input_ids_NL, attention_mask_NL, dropout, backbone), blocks)
+
+    def projector_input(
+        self,
+        input_ids_NL: Tensor,
+        attention_mask_NL: Tensor,
+        dropout: bool = True,
+        backbone: nn.Module | None = None,
+    ) -> Tensor:
+        """Return what the projector reads for texts other than the views, (N, H); see :meth:`project`."""
         h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=dropout, backbone=backbone)
-        return self.projected(self.without_template(h_NH, attention_mask_NL, 1, dropout, backbone), blocks)
+        return self.without_template(h_NH, attention_mask_NL, 1, dropout, backbone)
 
     def projected(self, h_NH: Tensor, blocks: int) -> Tensor:
         """Return z (N, H) of pooled states. If the config says so, each of several blocks of equally many rows is
@@ -326,13 +387,18 @@ class CSEModel(EncoderWrapper):
         """Return z (N, H) by a copy of the backbone, without gradient and dropout. The projector's batch statistics
         are the running ones, which stay as they are; whitening takes those of the rows. The texts have the first
         view's template, if there is one."""
-        h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=False, backbone=backbone)
-        h_NH = self.without_template(h_NH, attention_mask_NL, 1, dropout=False, backbone=backbone)
+        h_NH = self.projector_input_by(backbone, input_ids_NL, attention_mask_NL)
         training = self.projector.training
         self.projector.eval()
         z_NH = self.projected(h_NH, 1)
         self.projector.train(training)
         return z_NH
+
+    @torch.no_grad()
+    def projector_input_by(self, backbone: nn.Module, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
+        """Return what the projector reads, (N, H), by a copy of the backbone; see :meth:`embed_by`."""
+        h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=False, backbone=backbone)
+        return self.without_template(h_NH, attention_mask_NL, 1, dropout=False, backbone=backbone)
 
     def without_template(
         self,
@@ -370,18 +436,19 @@ class CSEModel(EncoderWrapper):
         if token_counts_BC is not None:
             note_counts(mask, [row[column % columns] for column in range(max(columns, 2)) for row in token_counts_BC])
         views = max(columns, 2)
-        h, z = self.encode_rows(ids, mask, views)
+        h, raw, z = self.encode_rows(ids, mask, views)
         texts = self.templates.text_keys(ids, mask, views).unflatten(0, (views, -1))
-        return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts)
+        return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts, raw=raw)
 
     def encode_rows(
         self, ids_NL: Tensor, mask_NL: Tensor, views: int, backbone: nn.Module | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return h and z of all views' rows, (V, B, H) each, by the backbone or by another encoder."""
+    ) -> tuple[Tensor, ...]:
+        """Return h, what the projector reads, and z of all views' rows, (V, B, H) each, by the backbone or by another
+        encoder."""
         offsets_N = self.templates.offsets(len(ids_NL), views, ids_NL.device)
         h_NH = self.pooled_in_chunks(ids_NL, mask_NL, offsets_N, backbone=backbone)
-        z_NH = self.projected(self.without_template(h_NH, mask_NL, views, backbone=backbone), views)
-        return h_NH.unflatten(0, (views, -1)), z_NH.unflatten(0, (views, -1))
+        raw_NH = self.without_template(h_NH, mask_NL, views, backbone=backbone)
+        return tuple(each.unflatten(0, (views, -1)) for each in (h_NH, raw_NH, self.projected(raw_NH, views)))
 
     def with_positives(self, views: Views, batch: dict[str, Any], backbone: nn.Module | None = None) -> Views:
         """Return the views with the further positives, if the config asks for any, encoded in one pass."""
@@ -393,8 +460,8 @@ class CSEModel(EncoderWrapper):
 
     def views_by(self, views: Views, batch: dict[str, Any], backbone: nn.Module) -> Views:
         """Return the same views and further positives, encoded by another encoder."""
-        h, z = self.encode_rows(views.input_ids, views.attention_mask, len(views.h), backbone)
-        return self.with_positives(replace(views, h=h, z=z), batch, backbone)
+        h, raw, z = self.encode_rows(views.input_ids, views.attention_mask, len(views.h), backbone)
+        return self.with_positives(replace(views, h=h, raw=raw, z=z), batch, backbone)
 
     def modified(self, views: Views, batch: dict[str, Any], encode: Encode, seed: int) -> Modified:
         """Return what the objectives that change the contrast make of it in this step."""

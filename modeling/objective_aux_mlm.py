@@ -99,7 +99,8 @@ class AuxiliaryMaskedLM(Objective):
         self, views: Views, batch: dict[str, Tensor], encode: Encode
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         λ, scaled = self.config.weight, self.config.gradient == "scaled"
-        h = scale_gradient(views.h, λ) if scaled else views.h
+        h = views.vectors("h")
+        h = scale_gradient(h, λ) if scaled else h
         copy = self.masked_copy(views, batch, h)
         L_aux, accuracy = self.token_means(copy, encode)
         term = scale_value(L_aux, λ) if scaled else λ * L_aux

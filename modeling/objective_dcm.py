@@ -71,7 +71,7 @@ class DimensionContrast(Objective):
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        h_VBH = views.vectors(self.config.representation)
+        h_VBH = views.z if self.reads_z else views.h
         with torch.autocast(h_VBH.device.type, enabled=False):
             C_HH = cross_correlation(h_VBH[0].float(), h_VBH[1].float())
             L_DCM = _REDUCTIONS[self.config.reduction](C_HH)

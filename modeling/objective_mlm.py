@@ -67,6 +67,7 @@ class MaskedLM(Objective):
 
     config_class = MaskedLMConfig
     reads_z = False
+    reads_vectors = False
     cacheable = True
 
     def forward(

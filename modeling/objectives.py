@@ -151,6 +151,27 @@ class PositivesSpec(MaskingSpec):
         return int("column" in self.kinds)
 
 
+@dataclass(frozen=True)
+class DeletionSpec(MaskingSpec):
+    """Request a copy of the first view with tokens deleted, and the tokens of the view for a decoder to write.
+
+    The collator adds, for an objective named ``tsdae``, all int64:
+
+    - ``tsdae_input_ids``, ``tsdae_attention_mask`` (B, K): the copies, K tokens of the longest.
+    - ``tsdae_positions`` (M,): ascending positions, in the flattened (B·L) of the first view, of the sentence's own
+      tokens and of the token behind it. The first token of a text is left out: nothing comes before it.
+    - ``tsdae_labels`` (M,): the ids there.
+
+    Arguments:
+        probability: each of the sentence's own tokens is deleted independently with this probability. If all were, one
+            of them stays. Special tokens, padding and the tokens of a prompt template stay.
+    """
+
+    views: int = 1
+    mask_share: float = 0.0
+    random_share: float = 0.0
+
+
 def further_columns(specs: Mapping[str, MaskingSpec]) -> int:
     """Return the number of columns that a corpus needs besides the contrastive ones."""
     return max((spec.further_columns for spec in specs.values()), default=0)
@@ -169,6 +190,8 @@ class Views:
         input_ids, attention_mask: (N, L) the encoded tokens, view-major.
         texts: (V, B) int64, a hash of each text (``text_keys``), without the template's tokens if templates differ.
         further: (P, B, H) the projected further positives, kind by kind; None without any.
+        raw: (V, B, H) what the projector reads: h, or h less its template's vector.
+        width: H if h and z may be cut to the first dimensions (Matryoshka), else 0.
     """
 
     h: Tensor
@@ -177,6 +200,8 @@ class Views:
     attention_mask: Tensor
     texts: Tensor = None  # type: ignore[assignment]  # the model always gives them
     further: Tensor | None = None
+    raw: Tensor = None  # type: ignore[assignment]  # the model always gives it
+    width: int = 0
 
     @property
     def positives(self) -> Tensor:
@@ -184,8 +209,9 @@ class Views:
         return self.z[1:2] if self.further is None else torch.cat([self.z[1:2], self.further])
 
     def vectors(self, name: str) -> Tensor:
-        """Return ``z`` or ``h``, (V, B, H)."""
-        return self.z if name == "z" else self.h
+        """Return ``z`` or ``h`` for a network, (V, B, H); zeros behind the dimensions that a Matryoshka size keeps."""
+        found = self.z if name == "z" else self.h
+        return torch.nn.functional.pad(found, (0, max(self.width - found.shape[-1], 0))) if self.width else found
 
 
 @dataclass(frozen=True)
@@ -206,6 +232,7 @@ class Encode:
             without gradient and dropout, and batch statistics stay. The texts are like those of the first view.
         views_by: ``views_by(network)`` encodes views and further positives by another encoder of the same family, with
             gradient, and returns them as ``Views``.
+        pooled: ``pooled(input_ids (N, L), attention_mask (N, L))`` returns the pooled states h (N, H).
     """
 
     backbone: Callable[..., Any]
@@ -215,6 +242,7 @@ class Encode:
     chunks: Chunks = WHOLE_BATCH
     embed: Callable[[Any, Tensor, Tensor], Tensor] = None  # type: ignore[assignment]  # the model always gives it
     views_by: Callable[[Any], Views] = None  # type: ignore[assignment]  # the model always gives it
+    pooled: Callable[..., Tensor] | None = None
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, places: Tensor | None = None) -> Tensor:
         return run_encoder(self.backbone, attention_mask, input_ids, places_M=places).last_hidden_state
@@ -299,6 +327,8 @@ class Objective(nn.Module):
     config_class: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
     #: True if it reads ``views.z``. The projector is frozen if nothing reads it, the contrast included.
     reads_z: bool = True
+    #: True if it reads the sentences' vectors, z or h. Matryoshka training computes such a term once for each size.
+    reads_vectors: ClassVar[bool] = True
     #: True if it works with cached gradients: its networks run through ``encode.chunks`` (or it has none) and treat
     #: rows independently; terms that couple rows use the outputs of the full batch.
     cacheable: ClassVar[bool] = False

@@ -16,6 +16,7 @@ from .objective_rank import RankingDistillation
 from .objective_reconstruction import Reconstruction
 from .objective_rtd import ReplacedTokenDetection
 from .objective_triplet import MaskedTriplet
+from .objective_tsdae import Denoising
 from .objectives import OBJECTIVES, register_objective, registered
 
 for _objective in (
@@ -28,6 +29,7 @@ for _objective in (
     CorrectiveLM,
     DimensionContrast,
     InformationCompensation,
+    Denoising,
     RankingConsistency,
     RankingDistillation,
     MaskedTriplet,

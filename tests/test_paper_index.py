@@ -54,6 +54,7 @@ def test_an_option_of_a_preset_is_known(name: str, capsys: pytest.CaptureFixture
         "edited",
         "dcm",
         "icm",
+        "tsdae",
         "reconstruction",
         "mlm",
         "guided",

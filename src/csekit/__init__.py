@@ -22,6 +22,8 @@ _PUBLIC: dict[str, str] = {
             "CorrectiveLM",
             "CorrectiveLMConfig",
             "ConsistencyConfig",
+            "Denoising",
+            "DenoisingConfig",
             "DiffCSEConfig",
             "DiffCSEModel",
             "DimensionContrast",

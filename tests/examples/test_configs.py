@@ -108,6 +108,12 @@ KNOWN = {
     "peer_own_group": float,
     "whitening_groups": int,
     "whitening_shuffle": bool,
+    "tsdae_weight": float,
+    "matryoshka_dims": list,
+    "tsdae_deletion": float,
+    "tsdae_decoder": str,
+    "lr_scheduler_type": str,
+    "weight_decay": float,
 }
 
 

@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForMaskedLM
 from csekit.modeling import (
     CSEConfig,
     CSEModel,
+    DeletionSpec,
     InfoCSEForPreTraining,
     InfoCSEPretrainingConfig,
     MaskingSpec,
@@ -77,6 +78,18 @@ CASES: dict[str, dict[str, Any]] = {
     "icm_denoising": {"columns": 2, "icm_weight": 0.5, "decoder": "denoising", "icm_target": "positive", **NO_NOISE},
     "icm_z": {"columns": 2, "icm_weight": 0.5, "contrastive_weight": 0.0, "representation": "z", **NO_NOISE},
     "msse": {"columns": 2, "dcm_weight": 0.8, "icm_weight": 0.2, "decoder_layers": 2, **NO_NOISE},
+    "tsdae": {"columns": 2, "tsdae_weight": 0.5},
+    "chunks_tsdae": {"columns": 2, "chunks": 3, "tsdae_weight": 0.5, "tsdae_decoder": "small", "decoder_dropout": 0.0},
+    "matryoshka": {"columns": 2, "matryoshka_dims": [4, 9], "matryoshka_weights": [0.5, 2.0], "dcm_weight": 0.8},
+    "chunks_matryoshka": {
+        "columns": 2,
+        "chunks": 3,
+        "matryoshka_dims": [5],
+        "projector": "none",
+        "queue_weight": 1.0,
+        "queue_size": 9,
+        "consistency_weight": 0.7,
+    },
     "consistency": {"columns": 2, "consistency_weight": 0.7},
     "rank_listmle": {"columns": 2, "rank_weight": 0.5, "rank_teachers": 2, "rank_mixture": 0.3},
     "rank_listnet": {"columns": 2, "rank_weight": 0.5, "rank_loss": "listnet", "contrastive_weight": 0.0},
@@ -189,6 +202,12 @@ def batch_of(
             copies = [batch[key][:, 0].repeat(len(spec.kinds), 1) for key in ("input_ids", "attention_mask")]
             copies[0] = torch.where(copies[0] % 7 == 0, 9, copies[0])
             batch |= {f"{name}_input_ids": copies[0], f"{name}_attention_mask": copies[1]}
+        if isinstance(spec, DeletionSpec):
+            ids, mask = (batch[key][:, 0] for key in ("input_ids", "attention_mask"))
+            chosen = (mask * (torch.arange(L) > 0)).flatten().nonzero().squeeze(1)
+            values = {"input_ids": ids[:, : L - 3], "attention_mask": mask[:, : L - 3]}
+            values |= {"positions": chosen, "labels": ids.flatten()[chosen]}
+            batch |= {f"{name}_{key}": value for key, value in values.items()}
             continue
         if isinstance(spec, TargetSpec):
             ids, mask = (batch[key][:, spec.view] for key in ("input_ids", "attention_mask"))

@@ -31,9 +31,12 @@ AVERAGED = {
     "triplet": {"triplet_violations"},
     "group": {"group_positives"},
     "peer": {"peer_divergence", "peer_contrastive", "peer_group"},
+    "tsdae": {"tsdae_accuracy"},
 }
 #: Those of the objectives that change the contrast, which have no term.
 MODIFIED = {"guided_left_out", "noise_cosine", "queue_cosine"}
+#: The contrast of each size of Matryoshka training.
+MODIFIED |= {"contrastive_4", "contrastive_5", "contrastive_9"}
 #: Diagnostics that do not: a logarithm of a mean, and those that are measured on each process's own sentences.
 OTHERS = {"uniformity", "icm_gap", "aux_mlm_gap", "rtd_gap"}
 

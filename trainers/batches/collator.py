@@ -12,10 +12,25 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from csekit.modeling.fast_counts import TOKEN_COUNTS
-from csekit.modeling.objectives import EditSpec, MaskingSpec, PositivesSpec, SpanSpec, TargetSpec, further_columns
+from csekit.modeling.objectives import (
+    DeletionSpec,
+    EditSpec,
+    MaskingSpec,
+    PositivesSpec,
+    SpanSpec,
+    TargetSpec,
+    further_columns,
+)
 from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize, training_length
 from csekit.trainers.batches.editing import edited_copy
-from csekit.trainers.batches.masking import MaskingVocabulary, check_spec, masked_copy, span_copies, target_copy
+from csekit.trainers.batches.masking import (
+    MaskingVocabulary,
+    check_spec,
+    deletion_copies,
+    masked_copy,
+    span_copies,
+    target_copy,
+)
 from csekit.trainers.data.augmentation import RATES, Augmentation, fitting_words
 
 
@@ -96,7 +111,7 @@ class CSECollator:
             - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
               ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
               independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). The docstrings of
-              ``EditSpec``, ``TargetSpec``, ``SpanSpec`` and ``PositivesSpec`` list their keys.
+              ``EditSpec``, ``TargetSpec``, ``SpanSpec``, ``PositivesSpec`` and ``DeletionSpec`` list their keys.
 
         Raises:
             ValueError: rows with different numbers of texts, or without the further column that a spec needs.
@@ -143,11 +158,27 @@ class CSECollator:
                 if isinstance(spec, PositivesSpec):
                     named = self._further_positives(spec, rows)
                 else:
-                    named = self._asked_for(name, spec, own, after, index_B, epoch_B)
+                    named = self._copy_of(name, spec, own, after, index_B, epoch_B)
                 batch |= {f"{name}_{key}": torch.from_numpy(value) for key, value in named.items()}
                 if "attention_mask" in named:
                     batch[f"{name}_{TOKEN_COUNTS}"] = named["attention_mask"].sum(1)
         return masked_contrast(batch) if self.mask_contrastive_input else batch
+
+    def _copy_of(
+        self, name: str, spec: MaskingSpec, own: Any, after: Any, index_B: np.ndarray, epoch_B: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Make the copies of one objective; ``own`` holds the rows of all views, view-major, ``after`` those of the
+        further column."""
+        if isinstance(spec, EditSpec):
+            return self._edits(name, spec, own, after, index_B, epoch_B)
+        if isinstance(spec, TargetSpec):
+            return self._target(name, spec, own, index_B, epoch_B)
+        if isinstance(spec, DeletionSpec):
+            return self._deletions(name, spec, own, index_B, epoch_B)
+        if isinstance(spec, SpanSpec):
+            B, draws = len(index_B), self._draws(name, epoch_B, index_B, 1)
+            return span_copies(own[0][:B], own[1][:B], spec, self.vocabulary, **draws)
+        return self._copies(name, spec, own, index_B, epoch_B)
 
     def _positives(self, rows: Sequence[Mapping[str, Any]], C: int) -> list[str]:
         """Return the augmented sentences, the second column."""
@@ -199,20 +230,6 @@ class CSECollator:
         lengths = np.array([len(tokens.input_ids[i]) for i in chosen])
         return ids, (places >= first) & (places < last), lengths
 
-    def _asked_for(
-        self, name: str, spec: MaskingSpec, own: Any, after: Any, index_B: np.ndarray, epoch_B: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Make the copies of one objective; ``own`` holds the rows of all views, view-major, ``after`` those of the
-        further column."""
-        if isinstance(spec, EditSpec):
-            return self._edits(name, spec, own, after, index_B, epoch_B)
-        if isinstance(spec, TargetSpec):
-            return self._target(name, spec, own, index_B, epoch_B)
-        if isinstance(spec, SpanSpec):
-            draws, B = self._draws(name, epoch_B, index_B, 1), len(index_B)
-            return span_copies(own[0][:B], own[1][:B], spec, self.vocabulary, **draws)
-        return self._copies(name, spec, own, index_B, epoch_B)
-
     def _copies(
         self, name: str, spec: MaskingSpec, own: Any, index_B: np.ndarray, epoch_B: np.ndarray
     ) -> dict[str, np.ndarray]:
@@ -260,6 +277,17 @@ class CSECollator:
         draws = self._draws(name, epoch_B, index_B, 1) | {"view": np.full(B, spec.view)}
         pad_id, multiple = int(self.tokenizer.pad_token_id), self.pad_to_multiple_of or 1
         return target_copy(ids, maskable, spec, self.vocabulary, pad_id=pad_id, multiple=multiple, **draws)
+
+    def _deletions(
+        self, name: str, spec: DeletionSpec, own: Any, index_B: np.ndarray, epoch_B: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Make the noisy copies of one objective; ``own`` holds the rows of all views, view-major."""
+        ids, maskable, lengths = (part[: len(index_B)] for part in own)
+        pad_id, multiple = int(self.tokenizer.pad_token_id), self.pad_to_multiple_of or 1
+        draws = self._draws(name, epoch_B, index_B, 1)
+        return deletion_copies(
+            ids, maskable, lengths, spec, self.vocabulary, pad_id=pad_id, multiple=multiple, **draws
+        )
 
     def _draws(self, name: str, epoch_B: np.ndarray, index_B: np.ndarray, V: int) -> dict[str, Any]:
         """Return the arguments that the draws of V views depend on, view-major."""

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from csekit.modeling.objectives import POSITIVES, EditSpec, MaskingSpec, PositivesSpec, SpanSpec, TargetSpec
+from csekit.modeling.objectives import (
+    POSITIVES,
+    DeletionSpec,
+    EditSpec,
+    MaskingSpec,
+    PositivesSpec,
+    SpanSpec,
+    TargetSpec,
+)
 from csekit.trainers.data.draws import Integers, fold_in, row_keys, unit, unsigned
 
 OPERATIONS, INSERTING, DELETING = ("replace", "insert", "delete", "all"), ("insert", "all"), ("delete", "all")
@@ -193,6 +201,49 @@ def span_copies(
         copies.append(np.where(within_NL, vocabulary.mask_id, ids_NL))
         free_N = length_N
     return {"input_ids": np.concatenate(copies[::-1])}
+
+
+def deletion_copies(
+    ids_NL: np.ndarray,
+    maskable_NL: np.ndarray,
+    lengths_N: np.ndarray,
+    spec: DeletionSpec,
+    vocabulary: MaskingVocabulary,
+    *,
+    pad_id: int,
+    multiple: int = 1,
+    **draws: Any,
+) -> dict[str, np.ndarray]:
+    """Make the copies and the target that :class:`DeletionSpec` describes; the result has its keys without the name.
+
+    Arguments:
+        ids_NL, maskable_NL, vocabulary: as in :func:`masked_copy`.
+        lengths_N: tokens of each row, special ones included.
+        pad_id: id of the padding token.
+        multiple: K is rounded up to a multiple of it.
+        draws: seed, epoch, index, view and name, as in :func:`masked_copy`.
+    """
+    deleted_NL, keys_NL = choose(ids_NL, maskable_NL, spec.probability, vocabulary, **draws)
+    order_NL = np.where(maskable_NL, unit(keys_NL), -1.0)  # the last of all to be chosen
+    none_left_N = maskable_NL.any(1) & ~(maskable_NL & ~deleted_NL).any(1)
+    deleted_NL[none_left_N, order_NL[none_left_N].argmax(1)] = False
+    real_NL = np.arange(ids_NL.shape[1]) < lengths_N[:, None]
+    kept_NL = real_NL & ~deleted_NL
+    sizes_N = kept_NL.sum(1)
+    K = -(-int(sizes_N.max()) // multiple) * multiple
+    mask_NK = np.arange(K) < sizes_N[:, None]
+    copies_NK = np.full(mask_NK.shape, pad_id, dtype=np.int64)
+    copies_NK[mask_NK] = ids_NL[kept_NL]
+    written_NL = maskable_NL.copy()
+    written_NL[:, 1:] |= maskable_NL[:, :-1] & real_NL[:, 1:]
+    written_NL[:, 0] = False
+    positions_M = np.flatnonzero(written_NL).astype(np.int64)
+    return {
+        "input_ids": copies_NK,
+        "attention_mask": mask_NK.astype(np.int64),
+        "positions": positions_M,
+        "labels": ids_NL.reshape(-1)[positions_M],
+    }
 
 
 def choose(

@@ -1,7 +1,7 @@
 """Vectors of frozen teachers for every row of a corpus: computed once, before training, and read from disk."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,39 @@ def encoded_vectors(
     """Encode the corpus's first columns into ``target``, row by row, or take what is there; ``title`` is the progress
     bar's, None for no bar."""
     rows = corpus.rows * columns
+    read = {
+        "name": corpus.name,
+        "sha256": texts_digest(corpus, columns),
+        "column": ", ".join(corpus.columns[:columns]),
+        "rows": rows,
+    }
+    vectors = stored_vectors(encoder, target, read, lambda start: chunks(corpus, start, columns), title)
+    return vectors if columns == 1 else vectors.reshape(corpus.rows, columns, -1)
+
+
+def stored_vectors(
+    encoder: TextEncoder,
+    target: Path,
+    read: dict[str, Any],
+    texts_from: Callable[[int], Iterator[list[str]]],
+    title: str | None,
+) -> np.ndarray:
+    """Encode texts into ``target``, or take what is there; a killed call goes on where it stopped.
+
+    Arguments:
+        read: describes the texts: ``name``, ``sha256``, ``column`` and their number, ``rows``.
+        texts_from: yields the texts from a row on, in chunks.
+        title: the progress bar's, None for no bar.
+
+    Returns:
+        (rows, D), memory-mapped.
+
+    Raises:
+        ValueError: ``target`` holds the vectors of other texts or another encoder.
+    """
+    rows = read["rows"]
     settings: dict[str, Any] = {
-        "input": {
-            "name": corpus.name,
-            "sha256": texts_digest(corpus, columns),
-            "column": ", ".join(corpus.columns[:columns]),
-            "rows": rows,
-        },
+        "input": read,
         "output": {"kind": "npy", "dtype": "float32"},
         "shard": {"index": 0, "of": 1, "start": 0, "stop": rows},
         "encoder": {**encoder.describe(), "weights": weights_digest(encoder.model)},
@@ -105,7 +131,7 @@ def encoded_vectors(
         with (
             open_sink(target, "npy", "float32", rows, 0, record["done"]) as sink,
             tqdm(total=rows, initial=record["done"], unit=" sentences", desc=title, disable=title is None) as bar,
-            closing(encoder.encode_chunks(chunks(corpus, record["done"], columns))) as found,
+            closing(encoder.encode_chunks(texts_from(record["done"]))) as found,
         ):
             for rows_nD in found:
                 sink.write(record["done"], [], rows_nD)
@@ -114,8 +140,7 @@ def encoded_vectors(
                 bar.update(len(rows_nD))
             sink.finish(record["done"])
         write_record(path, record | {"complete": True})
-    vectors = read_vectors(target, rows)
-    return vectors if columns == 1 else vectors.reshape(corpus.rows, columns, -1)
+    return read_vectors(target, rows)
 
 
 def load_teacher(teacher: str) -> TextEncoder:

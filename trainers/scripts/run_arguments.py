@@ -147,12 +147,26 @@ class RunArguments(CorpusArguments):
             raise ValueError("--filter_overlap needs the sets to compare with: --data_dir, --dev_file or --test_file")
 
 
+def _options(annotation: Any) -> list[Any]:
+    """Return the types of an annotation, without None."""
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return [annotation]
+    return [option for option in typing.get_args(annotation) if option is not type(None)]
+
+
+def _item_type(annotation: Any) -> type | None:
+    """Return int for ``list[int] | None`` and the like; None for anything but a list of numbers."""
+    options = _options(annotation)
+    items = typing.get_args(options[0]) if len(options) == 1 and typing.get_origin(options[0]) is list else ()
+    return items[0] if len(items) == 1 and items[0] in (int, float) else None
+
+
 def _plain_type(annotation: Any) -> type:
-    """Return float for ``float | None`` and the like; str for anything but one plain type."""
-    options = [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        options = [option for option in typing.get_args(annotation) if option is not type(None)]
-    return options[0] if len(options) == 1 and options[0] in (int, float, bool, str) else str
+    """Return float for ``float | None`` and ``list[float]`` and the like; str for anything but one plain type."""
+    options = _options(annotation)
+    if len(options) == 1 and options[0] in (int, float, bool, str):
+        return options[0]  # type: ignore[no-any-return]
+    return _item_type(annotation) or str
 
 
 def method_fields(method: str, objectives: list[str] | None = None) -> dict[str, type]:
@@ -341,7 +355,7 @@ def build_parser(kinds: Sequence[type], extra: ExtraFields | None = None, about:
             if kind is bool:
                 options = {"type": string_to_bool, "metavar": "bool", "nargs": "?", "const": True}
             elif name in extra.lists:
-                options = {"nargs": "*"}
+                options = {"nargs": "*", **({"type": kind, "metavar": kind.__name__} if kind is not list else {})}
             parser.add_argument(f"--{name}", default=argparse.SUPPRESS, **options)
     return parser
 
@@ -454,7 +468,8 @@ def _method_extra(argv: Sequence[str], preset: dict[str, Any]) -> ExtraFields:
                 )
         return f" for method {method!r}{needed}"
 
-    return ExtraFields(own, ("objectives",), hint, lambda: _method_details(method, objectives, own))
+    lists = ("objectives", *(name for name, kind in CSEConfig.__annotations__.items() if _item_type(kind) is not None))
+    return ExtraFields(own, lists, hint, lambda: _method_details(method, objectives, own))
 
 
 def _method_details(method: str, objectives: list[str] | None, names: Iterable[str]) -> Details:

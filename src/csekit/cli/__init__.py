@@ -18,7 +18,9 @@ from .export import export
 from .figures import figures
 from .geometry import geometry
 from .label import label
+from .mine import mine
 from .neighbors import neighbors
+from .pairs import pairs
 from .push import push
 from .report import report
 from .search import search
@@ -39,6 +41,8 @@ main.command("figures")(figures)
 main.command("encode")(encode)
 main.command("merge")(merge)
 main.command("search")(search)
+main.command("pairs")(pairs)
+main.command("mine")(mine)
 main.command("card")(card)
 main.command("push")(push)
 main.command("export")(export)

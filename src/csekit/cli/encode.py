@@ -28,6 +28,9 @@ def encode(
     max_length: Annotated[
         int | None, typer.Option("--max_length", help="Tokens; the model's limit if left out.")
     ] = None,
+    truncate_dim: Annotated[
+        int | None, typer.Option("--truncate_dim", help="Keep the first dimensions; the folder's number if left out.")
+    ] = None,
     batch_size: Annotated[int, typer.Option("--batch_size", help="Largest number of rows in a batch.")] = 64,
     precision: Annotated[str, typer.Option("--precision", help="fp32, bf16, or on CPU int8.")] = "fp32",
     dtype: Annotated[str, typer.Option("--dtype", help="Type of the output: float32 or float16.")] = "float32",
@@ -50,7 +53,7 @@ def encode(
 ) -> None:
     """Encode every row of a file. After a kill, the same command continues."""
     loading: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "device": device}
-    loading |= {"prompt_template": prompt_template, "batch_size": batch_size}
+    loading |= {"prompt_template": prompt_template, "batch_size": batch_size, "truncate_dim": truncate_dim}
     common: dict[str, Any] = {"column": column, "num_workers": num_workers, "overwrite": overwrite}
     with one_line_errors():
         if engine not in ("local", "ray"):

@@ -64,6 +64,14 @@ def evaluate(
     prompt_template: Annotated[
         str | None, typer.Option("--prompt_template", help="Template with {sentence} and {mask}, for --pooling mask.")
     ] = None,
+    truncate_dim: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--truncate_dim",
+            help="Score the first dimensions of the embeddings, this many; repeatable: texts are encoded once, and "
+            "--output NAME.json becomes NAME-SIZE.json.",
+        ),
+    ] = None,
     text_form: Annotated[
         str, typer.Option("--text_form", help="Text form of STS: tokenized (as in the papers) or raw.")
     ] = "tokenized",
@@ -85,8 +93,12 @@ def evaluate(
             raise ValueError(f"--output must end in .json, got {output.name!r}")
         if classification_dev is not None and classification is None:
             raise ValueError("--classification_dev needs --classification TRAIN TEST")
-        if output is not None:
-            check_output(output)
+        if len(set(truncate_dim or [])) < len(truncate_dim or []):
+            raise ValueError(f"--truncate_dim must be different sizes, got {' '.join(map(str, truncate_dim or []))}")
+        sizes: list[int | None] = [*truncate_dim] if truncate_dim else [None]
+        outputs = [] if output is None else [output_of(output, size) for size in sizes]
+        for file in outputs:
+            check_output(file)
         files = (*(classification or ()), *([classification_dev] if classification_dev else []))
         from csekit.evaluation.suites import SuiteOptions, own_data, resolve_suites
 
@@ -100,7 +112,12 @@ def evaluate(
         arguments = {"pooling": pooling, "max_length": max_length, "device": device}
         arguments |= {"prompt_template": prompt_template, "batch_size": batch_size}
         whitening = {"whiten": whiten, "dim": whiten_dim}
-        _score(path, chosen, data_dir, options, (arguments, whitening), (output, title, overwrite))
+        _score(path, chosen, data_dir, options, (arguments, whitening, truncate_dim), (outputs, title, overwrite))
+
+
+def output_of(output: Path, size: int | None) -> Path:
+    """Return the results file of a size."""
+    return output if size is None else output.with_name(f"{output.stem}-{size}{output.suffix}")
 
 
 def _score(
@@ -112,22 +129,30 @@ def _score(
     target: Any,
 ) -> None:
     """Load data, then the encoder; print each suite's scores when it finishes, and write them to ``--output``."""
+    from csekit.evaluation.dimensions import cut_encoders
     from csekit.evaluation.suite_results import SuiteResults
     from csekit.evaluation.suites import check_encoder, load_suites, score_suites, suite_key, suite_settings
 
-    output, title, overwrite = target
+    outputs, title, overwrite = target
+    *whole, sizes = encoder_arguments
     data = load_suites(chosen, data_dir, options)
-    encoder = _load(path, *encoder_arguments)
+    encoder = _load(path, *whole)
     check_encoder(encoder, data)
-    results = None
-    if output is not None:
-        settings = {suite_key(name): suite_settings(name, tasks, options) for name, tasks in chosen.items()}
-        results = SuiteResults(output, _run(path, encoder), encoder.name, title, settings, overwrite)
-    for name, scores, seconds in score_suites(encoder, data, options):
-        typer.echo(table(*scores.table()))
-        typer.echo(f"{encoder.name}: {name}, {seconds:.1f} s{_counts(encoder, scores)}\n")
-        if results is not None:
-            typer.echo(f"written: {results.add(suite_key(name), scores, seconds)}")
+    cuts: list[Any] = list(cut_encoders(encoder, sizes)) if sizes else [encoder]
+    settings = {suite_key(name): suite_settings(name, tasks, options) for name, tasks in chosen.items()}
+    results = [
+        SuiteResults(file, _run(path, each), each.name, title, settings, overwrite)
+        for file, each in zip(outputs, cuts, strict=False)
+    ]
+    for name, loaded in data.items():
+        if sizes:
+            cuts[0].kept.clear()  # the next suite has other texts
+        for place, each in enumerate(cuts):
+            ((_, scores, seconds),) = score_suites(each, {name: loaded}, options)
+            typer.echo(table(*scores.table()))
+            typer.echo(f"{each.name}: {name}, {seconds:.1f} s{_counts(each, scores)}\n")
+            if results:
+                typer.echo(f"written: {results[place].add(suite_key(name), scores, seconds)}")
 
 
 def _load(path: str, arguments: dict[str, Any], whitening: dict[str, Any]) -> "TextEncoder":

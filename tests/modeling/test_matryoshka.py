@@ -1,0 +1,172 @@
+"""Matryoshka training beside sentence-transformers' MatryoshkaLoss, its terms, and the exported size."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+
+from csekit.encoding import load_encoder
+from csekit.modeling import CSEModel, SimCSEModel
+
+H = 16
+NO_DROPOUT = {"decoder_dropout": 0.0}
+
+
+def peer_of(folder, model: CSEModel) -> SentenceTransformer:
+    transformer = Transformer(str(folder))
+    modules = [transformer, Pooling(H, pooling_mode="cls")]
+    if model.config.projector_at_inference:
+        modules.append(Dense(H, H, activation_function=torch.nn.Tanh()))
+        modules[-1].linear.load_state_dict(model.projector[0].state_dict())
+    return SentenceTransformer(modules=modules, device="cpu").eval()
+
+
+@pytest.mark.parametrize("fields", [{"projector": "none"}, {"projector": "tanh", "projector_at_inference": True}])
+def test_value_and_gradients_are_those_of_sentence_transformers(checkpoint, batch_of, fields):
+    dims, weights = [16, 8, 3], [1.0, 0.5, 2.0]
+    nested = {"matryoshka_dims": dims, "matryoshka_weights": weights, "temperature": 0.1}
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), **nested, **fields)
+    peer, batch = peer_of(checkpoint("bert", 0.0), model), batch_of(model)
+    loss = MatryoshkaLoss(peer, MultipleNegativesRankingLoss(peer, scale=10.0), dims, weights)
+    columns = [
+        {"input_ids": batch["input_ids"][:, c], "attention_mask": batch["attention_mask"][:, c]} for c in range(2)
+    ]
+    expected, output = loss(columns, torch.zeros(5)), model(**batch)
+    torch.testing.assert_close(output.loss, expected, rtol=1e-5, atol=1e-6)
+    expected.backward()
+    output.loss.backward()
+    theirs = dict(peer.transformers_model.named_parameters())
+    for name, parameter in model.backbone.named_parameters():
+        torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=1e-4, atol=1e-6, msg=name)
+    if fields["projector"] == "tanh":
+        torch.testing.assert_close(model.projector[0].weight.grad, peer[2].linear.weight.grad, rtol=1e-4, atol=1e-6)
+
+
+def cut_terms(model: CSEModel, batch: dict, size: int) -> dict[str, torch.Tensor]:
+    """The terms of a model whose encoder's embeddings have nothing behind the first dimensions."""
+    twin = copy.deepcopy(model)
+    twin.config.matryoshka_dims = None
+    last = twin.backbone.encoder.layer[-1].output
+
+    def blank(module, arguments, states):
+        return torch.cat([states[..., :size], torch.zeros_like(states[..., size:])], dim=-1)
+
+    last.register_forward_hook(blank)
+    return twin(**batch).loss_dict
+
+
+TERMS = {
+    "reconstruction_weight": 0.4,
+    "icm_weight": 0.5,
+    "consistency_weight": 0.7,
+    "aux_mlm_weight": 0.5,
+    "aux_mlm_head_init": "random",
+    "mlm_weight": 0.3,
+    **NO_DROPOUT,
+}
+
+
+@pytest.mark.parametrize("projector", ["none", "tanh"])
+def test_every_term_that_reads_a_vector_counts_once_for_each_size(checkpoint, batch_of, projector, monkeypatch):
+    """Against the same model with the embedding's other dimensions at 0, whole layers instead of packed ones."""
+    monkeypatch.setattr("csekit.modeling.fast_packing.attention_output", lambda model: None)
+    fields = {"matryoshka_dims": [6], "matryoshka_weights": [0.5], "projector": projector, **TERMS}
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), **fields).double()
+    batch = batch_of(model)
+    alone = copy.deepcopy(model)
+    alone.config.matryoshka_dims = None
+    full, cut, found = alone(**batch).loss_dict, cut_terms(model, batch, 6), model(**batch)
+    assert found.loss_dict["mlm"] == full["mlm"]  # it reads no vector
+    for name in ("contrastive", "reconstruction", "icm", "consistency"):
+        torch.testing.assert_close(found.loss_dict[name], full[name] + 0.5 * cut[name], rtol=1e-6, atol=1e-9, msg=name)
+        assert not torch.isclose(cut[name], full[name]), name
+    assert found.loss_dict["aux_mlm"] > full["aux_mlm"]
+    torch.testing.assert_close(found.loss, sum(found.loss_dict.values()))
+    torch.testing.assert_close(found.metrics["contrastive_6"].double(), cut["contrastive"].double())
+
+
+def test_the_dimension_contrast_is_that_of_the_first_dimensions(checkpoint, batch_of):
+    fields = {"dcm_weight": 1.0, "dcm_reduction": "balanced", "contrastive_weight": 0.0, "projector": "none"}
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), matryoshka_dims=[6], **fields)
+    batch = batch_of(model)
+    h = model.encode_views(batch["input_ids"], batch["attention_mask"]).h.detach()
+    expected = 0.0
+    for size in (6, H):
+        a, b = ((v - v.mean(0)) / (v - v.mean(0)).norm(dim=0) for v in h[..., :size].double())
+        C, same = a.T @ b, torch.eye(size, dtype=torch.bool)
+        expected += (C[same] - 1).square().mean() + C[~same].square().mean()
+    torch.testing.assert_close(model(**batch).loss_dict["dcm"].double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_batch_statistics_are_those_of_the_full_size(checkpoint, batch_of):
+    models = [
+        CSEModel.from_backbone(checkpoint("bert", 0.0), projector="batchnorm", matryoshka_dims=dims).train()
+        for dims in (None, [4, 8])
+    ]
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        model(**batch_of(model)).loss.backward()
+    buffers = [dict(model.projector.named_buffers()) for model in models]
+    assert all(torch.equal(buffers[0][name], buffers[1][name]) for name in buffers[0])
+    assert float(buffers[0]["1.num_batches_tracked"]) == 1
+
+
+def test_modifiers_see_the_cut_vectors_and_the_queue_enters_once(checkpoint, batch_of):
+    fields = {"queue_weight": 1.0, "queue_size": 20, "noise_weight": 1.0, "projector": "none"}
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), matryoshka_dims=[6], **fields).train()
+    batch = batch_of(model)
+    for _ in range(2):
+        output = model(**batch)
+        output.loss.backward()
+    assert int(model.objectives["queue"].count) == 10
+    assert output.loss_dict["contrastive"] > output.metrics["contrastive_6"]
+
+
+def test_the_exported_folder_carries_its_size(checkpoint, tokenizer_of, tmp_path):
+    texts = ["w1 w2 w3", "w4 w5"]
+    model = SimCSEModel.from_backbone(checkpoint("bert"), matryoshka_dims=[4, 8], truncate_dim=8)
+    folder = model.export(tmp_path / "cut", tokenizer_of("bert"))
+    settings = json.loads((folder / "config_sentence_transformers.json").read_text())
+    assert settings["truncate_dim"] == 8
+    peer = SentenceTransformer(str(folder), device="cpu")
+    encoder, whole = load_encoder(folder, device="cpu"), load_encoder(folder, device="cpu", truncate_dim=H)
+    assert peer.encode(texts).shape == encoder.encode(texts).shape == (2, 8)
+    np.testing.assert_allclose(peer.encode(texts), encoder.encode(texts), atol=1e-6)
+    np.testing.assert_array_equal(whole.encode(texts)[:, :8], encoder.encode(texts))
+    assert whole.encode(texts).shape == (2, H)
+    assert encoder.describe()["truncate_dim"] == 8
+    with pytest.raises(ValueError, match="truncate_dim must be from 1 to the model's size, 16, got 17"):
+        load_encoder(folder, device="cpu", truncate_dim=17)
+    settings["truncate_dim"] = 99
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with pytest.raises(
+        ValueError, match=r"config_sentence_transformers.json: truncate_dim must be from 1 to .* got 99"
+    ):
+        load_encoder(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"matryoshka_dims": [4, 17]}, "matryoshka_dims must be whole numbers from 1 to .* hidden size, 16, got 17"),
+        ({"matryoshka_dims": [4, 4]}, r"matryoshka_dims must differ, got \[4, 4\]"),
+        ({"matryoshka_dims": []}, r"matryoshka_dims must be a list of sizes, got \[\]"),
+        ({"matryoshka_dims": "64"}, "matryoshka_dims must be a list of sizes, got '64'"),
+        (
+            {"matryoshka_dims": [4], "matryoshka_weights": [1.0, 2.0]},
+            "matryoshka_weights must be one of each of the 1",
+        ),
+        ({"matryoshka_dims": [4], "matryoshka_weights": [0.0]}, "matryoshka_weights must be a number greater than 0"),
+        ({"matryoshka_weights": [1.0]}, "matryoshka_weights need matryoshka_dims"),
+        ({"truncate_dim": 17}, "truncate_dim must be from 1 to the encoder's hidden size, 16, got 17"),
+        ({"matryoshka_dims": [4], "queue_weight": 1.0}, "projector must be 'none', or projector_at_inference True"),
+    ],
+)
+def test_values_that_are_not_allowed(checkpoint, fields, words):
+    with pytest.raises(ValueError, match=words):
+        CSEModel.from_backbone(checkpoint("bert"), **fields)
