@@ -216,14 +216,8 @@ class CSEModel(EncoderWrapper):
             with own_stream(FURTHER_POSITIVES, seed, views.h.device):
                 views = self.with_positives(views, copies)
         words, τ = cast(Tensor, self.backbone.get_input_embeddings().weight), self.config.temperature
-        lent = (
-            self.project,
-            τ,
-            self.chunks,
-            self.embed_by,
-            partial(self.views_by, views, copies),
-            self.pooled_in_chunks,
-        )
+        views_by = partial(self.views_by, views, copies)
+        lent = (self.project, τ, self.chunks, self.embed_by, views_by, self.pooled_in_chunks)
         encode = Encode(self.backbone, words, *lent)
         terms, metrics = self.terms_of(views, copies, encode, seed)
         if self.config.matryoshka_dims is not None:
@@ -397,8 +391,7 @@ class CSEModel(EncoderWrapper):
     @torch.no_grad()
     def projector_input_by(self, backbone: nn.Module, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
         """Return what the projector reads, (N, H), by a copy of the backbone; see :meth:`embed_by`."""
-        h_NH = self.pooled_in_chunks(input_ids_NL, attention_mask_NL, dropout=False, backbone=backbone)
-        return self.without_template(h_NH, attention_mask_NL, 1, dropout=False, backbone=backbone)
+        return self.projector_input(input_ids_NL, attention_mask_NL, False, backbone)
 
     def without_template(
         self,
