@@ -6,9 +6,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
 from csekit.encoding import load_encoder
 from csekit.modeling import CSEModel, SimCSEModel
@@ -17,13 +14,16 @@ H = 16
 NO_DROPOUT = {"decoder_dropout": 0.0}
 
 
-def peer_of(folder, model: CSEModel) -> SentenceTransformer:
-    transformer = Transformer(str(folder))
-    modules = [transformer, Pooling(H, pooling_mode="cls")]
+def peer_of(folder, model: CSEModel):
+    st, models, losses = (
+        pytest.importorskip(f"sentence_transformers{part}", reason="needs the extra 'st'")
+        for part in ("", ".models", ".losses")
+    )
+    modules = [models.Transformer(str(folder)), models.Pooling(H, pooling_mode="cls")]
     if model.config.projector_at_inference:
-        modules.append(Dense(H, H, activation_function=torch.nn.Tanh()))
+        modules.append(models.Dense(H, H, activation_function=torch.nn.Tanh()))
         modules[-1].linear.load_state_dict(model.projector[0].state_dict())
-    return SentenceTransformer(modules=modules, device="cpu").eval()
+    return st.SentenceTransformer(modules=modules, device="cpu").eval(), losses
 
 
 @pytest.mark.parametrize("fields", [{"projector": "none"}, {"projector": "tanh", "projector_at_inference": True}])
@@ -31,8 +31,8 @@ def test_value_and_gradients_are_those_of_sentence_transformers(checkpoint, batc
     dims, weights = [16, 8, 3], [1.0, 0.5, 2.0]
     nested = {"matryoshka_dims": dims, "matryoshka_weights": weights, "temperature": 0.1}
     model = CSEModel.from_backbone(checkpoint("bert", 0.0), **nested, **fields)
-    peer, batch = peer_of(checkpoint("bert", 0.0), model), batch_of(model)
-    loss = MatryoshkaLoss(peer, MultipleNegativesRankingLoss(peer, scale=10.0), dims, weights)
+    (peer, losses), batch = peer_of(checkpoint("bert", 0.0), model), batch_of(model)
+    loss = losses.MatryoshkaLoss(peer, losses.MultipleNegativesRankingLoss(peer, scale=10.0), dims, weights)
     columns = [
         {"input_ids": batch["input_ids"][:, c], "attention_mask": batch["attention_mask"][:, c]} for c in range(2)
     ]
@@ -40,7 +40,7 @@ def test_value_and_gradients_are_those_of_sentence_transformers(checkpoint, batc
     torch.testing.assert_close(output.loss, expected, rtol=1e-5, atol=1e-6)
     expected.backward()
     output.loss.backward()
-    theirs = dict(peer.transformers_model.named_parameters())
+    theirs = dict(peer[0].auto_model.named_parameters())
     for name, parameter in model.backbone.named_parameters():
         torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=1e-4, atol=1e-6, msg=name)
     if fields["projector"] == "tanh":
@@ -128,12 +128,13 @@ def test_modifiers_see_the_cut_vectors_and_the_queue_enters_once(checkpoint, bat
 
 
 def test_the_exported_folder_carries_its_size(checkpoint, tokenizer_of, tmp_path):
+    st = pytest.importorskip("sentence_transformers", reason="needs the extra 'st'")
     texts = ["w1 w2 w3", "w4 w5"]
     model = SimCSEModel.from_backbone(checkpoint("bert"), matryoshka_dims=[4, 8], truncate_dim=8)
     folder = model.export(tmp_path / "cut", tokenizer_of("bert"))
     settings = json.loads((folder / "config_sentence_transformers.json").read_text())
     assert settings["truncate_dim"] == 8
-    peer = SentenceTransformer(str(folder), device="cpu")
+    peer = st.SentenceTransformer(str(folder), device="cpu")
     encoder, whole = load_encoder(folder, device="cpu"), load_encoder(folder, device="cpu", truncate_dim=H)
     assert peer.encode(texts).shape == encoder.encode(texts).shape == (2, 8)
     np.testing.assert_allclose(peer.encode(texts), encoder.encode(texts), atol=1e-6)

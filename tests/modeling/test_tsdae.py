@@ -4,9 +4,6 @@ import copy
 
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import DenoisingAutoEncoderLoss
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from csekit.modeling import CSEModel, Encode
 
@@ -15,10 +12,13 @@ def build(folder, **fields) -> CSEModel:
     return CSEModel.from_backbone(folder, **{"objectives": ["tsdae"], "contrastive_weight": 0.0, **fields})
 
 
-def peer_loss(folder, pooling: str = "cls") -> DenoisingAutoEncoderLoss:
-    transformer = Transformer(str(folder))
-    pool = Pooling(transformer.get_embedding_dimension(), pooling_mode=pooling)
-    return DenoisingAutoEncoderLoss(SentenceTransformer(modules=[transformer, pool], device="cpu")).eval()
+def peer_loss(folder, pooling: str = "cls"):
+    st, models, losses = (
+        pytest.importorskip(f"sentence_transformers{part}", reason="needs the extra 'st'")
+        for part in ("", ".models", ".losses")
+    )
+    modules = [models.Transformer(str(folder)), models.Pooling(16, pooling_mode=pooling)]
+    return losses.DenoisingAutoEncoderLoss(st.SentenceTransformer(modules=modules, device="cpu")).eval()
 
 
 @pytest.mark.parametrize(

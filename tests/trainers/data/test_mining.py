@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import mine_hard_negatives
 from transformers import AutoTokenizer
 
 from csekit.encoding import load_encoder
@@ -87,9 +85,10 @@ def test_the_triplets_are_those_of_sentence_transformers(
     rows = rows_of(folder / "pairs.jsonl")
     data = Dataset.from_dict({name: [row[name] for row in rows] for name in ("query", "answer")})
     corpus = (folder / "further.txt").read_text().splitlines() if further else None
-    expected = mine_hard_negatives(
+    st = pytest.importorskip("sentence_transformers", reason="needs the extra 'st'")
+    expected = st.util.mine_hard_negatives(
         data,
-        SentenceTransformer(str(folder / "model"), device="cpu"),
+        st.SentenceTransformer(str(folder / "model"), device="cpu"),
         corpus=corpus,
         num_negatives=settings["num_negatives"],
         verbose=False,
