@@ -165,6 +165,8 @@ def test_the_exported_folder_carries_its_size(checkpoint, tokenizer_of, tmp_path
         ({"matryoshka_dims": [4], "matryoshka_weights": [0.0]}, "matryoshka_weights must be a number greater than 0"),
         ({"matryoshka_weights": [1.0]}, "matryoshka_weights need matryoshka_dims"),
         ({"truncate_dim": 17}, "truncate_dim must be from 1 to the encoder's hidden size, 16, got 17"),
+        ({"matryoshka_dims": [4], "whitening_groups": 2}, "matryoshka_dims cannot be combined with whitening_groups"),
+        ({"matryoshka_dims": [4], "further_positives": "delete"}, "combined with further_positives, got 'delete'"),
         ({"matryoshka_dims": [4], "queue_weight": 1.0}, "projector must be 'none', or projector_at_inference True"),
     ],
 )
