@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
+from csekit.modeling.fast_packing import FILLED
+
 PRECISIONS = ("fp32", "bf16", "int8")
 #: oneDNN chooses the layout of weights for products of this many rows.
 ROWS = 1024
@@ -70,7 +72,7 @@ def _replacements(model: nn.Module, precision: str) -> list[tuple[nn.Module, For
         approximate = None if linear not in fused else getattr(fused[linear], "approximate", "none")
         forward = _packed(linear, dtype, approximate)
         if _agrees(forward, linear, approximate, tolerance=1e-5 if dtype == torch.float32 else 3e-2):
-            found.append((linear, forward))
+            found.append((linear, _for_many_rows(forward, linear, approximate)))
             found += [(fused[linear], _identity)] if linear in fused else []
     return found
 
@@ -95,6 +97,21 @@ def _packed(linear: nn.Linear, dtype: torch.dtype, gelu: str | None) -> Forward:
 
     def forward(x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x.to(dtype), weight, bias, name, [], algorithm)
+
+    return forward
+
+
+def _for_many_rows(packed: Forward, linear: nn.Linear, gelu: str | None) -> Forward:
+    """Return a ``forward`` that leaves products of few rows to torch.
+
+    oneDNN makes a kernel for each number of rows and keeps it. Large batches have few numbers of rows (``FILL`` in
+    ``fast_packing.py``), small ones have many."""
+
+    def forward(x: Tensor) -> Tensor:
+        if x.numel() >= FILLED * x.shape[-1]:
+            return packed(x)
+        product = nn.functional.linear(x, linear.weight, linear.bias)
+        return product if gelu is None else nn.functional.gelu(product, approximate=gelu)
 
     return forward
 

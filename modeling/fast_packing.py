@@ -33,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 #: The name of this attention in Transformers.
 PACKED_ATTENTION = "csekit_packed"
+#: In inference on CPU, a batch of at least so many tokens is filled up to a multiple of ``FILL`` tokens. Kernels are
+#: made for numbers of tokens and kept, so there should be few of them.
+FILLED = 512
+FILL = 64
 
 
 @dataclass(frozen=True)
@@ -42,16 +46,22 @@ class Packing:
     Arguments:
         mask_NL: bool, True for real tokens.
         index_T: int64, their ascending positions in the flattened (N·L) batch.
+        fill: the packed sequence is filled up to a multiple of so many tokens, by copies of the last one. Copies have
+            no gradient.
     """
 
     mask_NL: Tensor
     index_T: Tensor
+    fill: int = 1
 
     @classmethod
-    def of(cls, attention_mask_NL: Tensor) -> "Packing":
+    def of(cls, attention_mask_NL: Tensor, fill: bool = False) -> "Packing":
         """Find the real tokens of a mask.
 
         Synchronises with the device unless token counts were attached to the mask (``fast_counts.py``).
+
+        Arguments:
+            fill: fill large batches.
 
         Raises:
             RuntimeError: the attached counts are wrong; on a GPU the error comes later, when the device gets there.
@@ -59,9 +69,11 @@ class Packing:
         mask_NL, counts = attention_mask_NL.bool(), counts_of(attention_mask_NL)
         flat = mask_NL.flatten()
         if counts is None:
-            return cls(mask_NL, flat.nonzero().squeeze(1))
+            index_T = flat.nonzero().squeeze(1)
+            return cls(mask_NL, index_T, FILL if fill and len(index_T) >= FILLED else 1)
         torch._assert_async(flat.sum() == sum(counts), "token_counts are not those of attention_mask")
-        return cls(mask_NL, torch.nonzero_static(flat, size=sum(counts)).squeeze(1))
+        T = sum(counts)
+        return cls(mask_NL, torch.nonzero_static(flat, size=T).squeeze(1), FILL if fill and T >= FILLED else 1)
 
     @cached_property
     def rows(self) -> Rows:
@@ -79,14 +91,22 @@ class Packing:
 
     @property
     def full(self) -> bool:
-        """True if the batch has no padding."""
-        return len(self.index_T) == self.mask_NL.numel()
+        """True if the batch has no padding, and nothing to fill."""
+        T = len(self.index_T)
+        return self.mask_NL.numel() == T and T % self.fill == 0
+
+    @cached_property
+    def filled_index(self) -> Tensor:
+        """The positions of the packed tokens, copies included."""
+        if missing := -len(self.index_T) % self.fill:
+            return torch.cat([self.index_T, self.index_T[-1:].expand(missing)])
+        return self.index_T
 
     def pack(self, padded: Tensor) -> Tensor:
         """Drop the padding: (N, L, …) → (T, …)."""
         if self.full:
             return padded.flatten(0, 1)
-        return TakeRows.apply(padded.flatten(0, 1), self.index_T)
+        return TakeRows.apply(padded.flatten(0, 1), self.filled_index)
 
     def pad(self, packed: Tensor) -> Tensor:
         """Restore the rows: (T, …) → (N, L, …), zeros at padding."""
@@ -94,7 +114,7 @@ class Packing:
         if self.full:
             return packed.unflatten(0, (N, L))
         padded = packed.new_zeros((N * L, *packed.shape[1:]))
-        return padded.index_copy_(0, self.index_T, packed).unflatten(0, (N, L))
+        return padded.index_copy_(0, self.index_T, packed[: len(self.index_T)]).unflatten(0, (N, L))
 
     def places(self, places_M: Tensor) -> Tensor:
         """Convert positions of the flattened (N·L) to positions among the T real tokens, (M,) int64."""
@@ -105,7 +125,7 @@ class Packing:
         count."""
         starts_N1 = self.mask_NL.to(torch.int32).argmax(1, keepdim=True)
         places_NL = torch.arange(self.mask_NL.shape[1], device=self.mask_NL.device) - starts_N1 + first
-        return places_NL.flatten().index_select(0, self.index_T).unsqueeze(0)
+        return places_NL.flatten().index_select(0, self.filled_index).unsqueeze(0)
 
 
 def packed_attention(
@@ -292,10 +312,11 @@ def run_encoder(
     packed = (
         packed and fast() and (_dispatches(model) if flash else model.config._attn_implementation == PACKED_ATTENTION)
     )
-    packing = Packing.of(attention_mask_NL) if packed else None
+    own = own_attention(attention_mask_NL)
+    fill = own and not flash and not model.training and not torch.is_grad_enabled()
+    packing = Packing.of(attention_mask_NL, fill) if packed else None
     given = {"input_ids": input_ids_NL, "inputs_embeds": inputs_embeds_NLH}
     inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    own = own_attention(attention_mask_NL)
     if packing is None or (packing.full and not (own and (model.training or each_row))):
         inputs |= {"attention_mask": None if flash and packing is not None else attention_mask_NL}
         output = _call(model, inputs | kwargs, places_M)

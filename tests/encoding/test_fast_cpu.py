@@ -20,7 +20,7 @@ from transformers import (
 from transformers import AutoModel as Auto
 from transformers.activations import GELUActivation
 
-from csekit.encoding import chunks
+from csekit.encoding import chunks, fast_cpu
 from csekit.encoding.chunks import evaluating
 from csekit.encoding.encoder import TextEncoder
 from csekit.encoding.fast_cpu import fast_inference
@@ -42,6 +42,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "deberta": lambda: DebertaV2Config(**SIZES, relative_attention=True, pos_att_type=["p2c", "c2p"]),
     "modernbert": lambda: ModernBertConfig(**SIZES, pad_token_id=0, local_attention=4),
 }
+
+
+@pytest.fixture(autouse=True)
+def small_batches_count_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_cpu, "FILLED", 1)
 
 
 def build(family: str) -> Any:
@@ -147,6 +152,25 @@ def test_hooks_still_run() -> None:
     with fast_inference(model):
         embed(model)
     assert seen == [1]
+
+
+def test_few_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel for every number of rows stays in memory."""
+    model, kernels = build("bert"), []
+    plain = embed(model)
+    packed = fast_cpu._packed
+
+    def remember(*arguments: Any) -> Any:
+        forward = packed(*arguments)
+        return lambda x: (kernels.append(x.numel() // x.shape[-1]), forward(x))[1]
+
+    monkeypatch.setattr(fast_cpu, "_packed", remember)
+    for least, expected in ((36, {2, 36}), (37, {2})):  # two rows are the probe's
+        monkeypatch.setattr(fast_cpu, "FILLED", least)
+        kernels.clear()
+        with fast_inference(model):
+            torch.testing.assert_close(embed(model), plain, atol=1e-5, rtol=1e-4)
+        assert set(kernels) == expected
 
 
 def test_the_encoder_takes_the_fast_way_for_many_tokens(monkeypatch: Any, tiny_bert: Any, tiny_tokenizer: Any) -> None:

@@ -199,9 +199,9 @@ def batch_of(
             batch[f"{name}_input_ids"] = torch.cat([short, long])
             continue
         if isinstance(spec, PositivesSpec):
-            copies = [batch[key][:, 0].repeat(len(spec.kinds), 1) for key in ("input_ids", "attention_mask")]
-            copies[0] = torch.where(copies[0] % 7 == 0, 9, copies[0])
-            batch |= {f"{name}_input_ids": copies[0], f"{name}_attention_mask": copies[1]}
+            ids, mask = (batch[key][:, 0].repeat(len(spec.kinds), 1) for key in ("input_ids", "attention_mask"))
+            batch |= {f"{name}_input_ids": torch.where(ids % 7 == 0, 9, ids), f"{name}_attention_mask": mask}
+            continue
         if isinstance(spec, DeletionSpec):
             ids, mask = (batch[key][:, 0] for key in ("input_ids", "attention_mask"))
             chosen = (mask * (torch.arange(L) > 0)).flatten().nonzero().squeeze(1)

@@ -55,6 +55,38 @@ def test_states_and_gradients_of_padded_batches(family, model, encoder_config):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("lengths", [LENGTHS, [6, 6, 6]])
+def test_large_batches_are_filled_in_inference(family, model, encoder_config, lengths, monkeypatch):
+    """Copies of the last token change no state, and the number of tokens has few values."""
+    if family not in CAN:
+        pytest.skip(f"{family} stays padded")
+    seen = []
+    layers = [module for module in model.backbone.modules() if isinstance(module, torch.nn.Linear)]
+    layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-2]))
+    ids = torch.randint(8, 90, (len(lengths), max(lengths)))
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    ids = ids.masked_fill(mask == 0, encoder_config(family).pad_token_id)
+    places = torch.arange(len(lengths)) * max(lengths)
+
+    def run(**options):
+        states = "places_M" not in options
+        output = run_encoder(model.eval().backbone, mask, ids, output_hidden_states=states, **options)
+        real = mask.bool() if states else slice(None)
+        return [each[real] for each in (output.last_hidden_state, *(output.hidden_states or ()))]
+
+    forms = ({}, {"places_M": places}, {"places_M": places, "each_row": True})
+    with torch.no_grad():
+        plain = [run(**form) for form in forms]
+        monkeypatch.setattr("csekit.modeling.fast_packing.FILLED", 8)
+        monkeypatch.setattr("csekit.modeling.fast_packing.FILL", 16)
+        seen.clear()
+        torch.testing.assert_close([run(**form) for form in forms], plain, rtol=1e-4, atol=1e-5)
+    assert set(seen) == {32}
+    seen.clear()
+    run()  # with gradient
+    assert set(seen) <= {sum(lengths), max(lengths)}
+
+
 def test_padding_is_not_computed(checkpoint):
     model = SimCSEModel.from_backbone(checkpoint("bert"))
     seen = []

@@ -148,11 +148,11 @@ def _score(
         if sizes:
             cuts[0].kept.clear()  # the next suite has other texts
         for place, each in enumerate(cuts):
-            ((_, scores, seconds),) = score_suites(each, {name: loaded}, options)
-            typer.echo(table(*scores.table()))
-            typer.echo(f"{each.name}: {name}, {seconds:.1f} s{_counts(each, scores)}\n")
-            if results:
-                typer.echo(f"written: {results[place].add(suite_key(name), scores, seconds)}")
+            for _, scores, seconds in score_suites(each, {name: loaded}, options):
+                typer.echo(table(*scores.table()))
+                typer.echo(f"{each.name}: {name}, {seconds:.1f} s{_counts(each, scores)}\n")
+                if results:
+                    typer.echo(f"written: {results[place].add(suite_key(name), scores, seconds)}")
 
 
 def _load(path: str, arguments: dict[str, Any], whitening: dict[str, Any]) -> "TextEncoder":

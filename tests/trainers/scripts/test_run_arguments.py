@@ -160,7 +160,7 @@ def test_a_preset_of_ours_parses_and_builds_its_config(path: Path) -> None:
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     found = {**vars(args), **vars(run), **fields}
     assert {name: found[name] for name in content} == content
-    tiny = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    tiny = BertConfig(hidden_size=768, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     config = METHODS[run.method].config_class(encoder_config=tiny, **fields)
     names = fields.pop("objectives", None)
     assert names is None or [objective.name for objective in config.objectives] == names
