@@ -62,6 +62,7 @@ def test_back_at_the_first_pair(corpus: Path, tiny_folder: Path) -> None:
     assert "0 of 6" in found.output
 
 
+@pytest.mark.slow
 def test_at_a_real_terminal(corpus: Path) -> None:
     """A pseudo-terminal: the prompt comes, the answer is on disk before the next, Ctrl-C loses nothing. Going on
     needs no model, so there is none."""

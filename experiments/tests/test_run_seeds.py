@@ -391,6 +391,7 @@ def test_an_override_takes_the_axis_out_of_a_grid(bench: Any) -> None:
     assert {trial.arguments["max_steps"] for trial in trials} == {"-1"}
 
 
+@pytest.mark.slow
 def test_the_scores_are_printed_at_the_end(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     bench.plan["experiments"] = {"one": {}, "two": {"trials": {"high": {"learning_rate": 1e-4}}}}
     bench.plan["experiments"]["three"] = {"grid": {"learning_rate": [3e-5]}}

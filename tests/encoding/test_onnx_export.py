@@ -150,6 +150,7 @@ def test_an_export_is_an_encoder(exported: tuple[Path, str], checkpoint: Path) -
         load_encoder(exported[0], pooling="mean")
 
 
+@pytest.mark.slow
 def test_token_states_of_a_template_are_pooled_outside(backbone: Path, tmp_path: Path) -> None:
     """The mask token is not the last one: the export has our own pooling module."""
     arguments = ("--pooling", "mask", "--prompt_template", TEMPLATE)

@@ -275,6 +275,7 @@ def test_settings_that_change_no_result_are_free(run: Callable[..., int], data: 
     assert run(moved, resume_from_checkpoint=True, train_file=data / "renamed.txt", **free) == 0
 
 
+@pytest.mark.slow
 def test_a_constant_learning_rate_lets_a_training_grow(run: Callable[..., int], tmp_path: Path) -> None:
     constant = {"lr_scheduler_type": "constant"}
     assert run(tmp_path / "run", max_steps=4, **constant) == 0

@@ -75,7 +75,10 @@ def test_the_defaults_are_those_of_labelled_data(tmp_path: Path) -> None:
     assert (args.num_train_epochs, fields) == (2, {"projector_at_inference": False})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [name if name in ("simcse", "diffcse", "msse") else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+)
 def test_every_method_trains_on_triplets(run: Callable[..., int], tmp_path: Path, method: str) -> None:
     assert run(tmp_path / method, method=method, **OWN.get(method, {})) == 0
     results = results_of(tmp_path / method)

@@ -221,7 +221,10 @@ def test_a_fraction_trains_for_the_steps_of_the_whole_corpus(run: Callable[..., 
     assert results["whole"]["positives"] == "delete"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [name if name in ("simcse", "diffcse", "msse") else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+)
 def test_every_method_trains_on_a_share(run: Callable[..., int], tmp_path: Path, method: str) -> None:
     settings: dict[str, dict[str, Any]] = {
         "infocse": {"aux_mlm_head_init": "top_layers"},

@@ -18,6 +18,7 @@ def afresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_a_compiled_run(small_run: Callable[..., Any], tmp_path: Path) -> None:
     trainer = small_run(tmp_path / "run", dev=True, torch_compile=True, torch_compile_backend="eager")
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}

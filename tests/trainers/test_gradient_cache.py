@@ -32,6 +32,7 @@ class Far(Objective):
         return {"far": self.config.weight * self.norm(views.h[0]).square().mean()}, {}
 
 
+@pytest.mark.slow
 def test_a_run_ends_where_one_without_cache_ends(small_run: Callable[..., Any], tmp_path: Path) -> None:
     """Two clipping groups, accumulated micro-batches, packed rows; no dropout, whose draws depend on the chunks."""
     options = {

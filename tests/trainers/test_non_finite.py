@@ -40,7 +40,7 @@ def breaks_at(step: int, term: str = "reconstruction") -> type[CSETrainer]:
     ("step", "options"),
     [
         (3, {"logging_steps": 100}),  # found when the checkpoint of step 4 is due
-        (4, {"logging_steps": 100}),  # right before it
+        pytest.param(4, {"logging_steps": 100}, marks=pytest.mark.slow),  # right before it
         (6, {"logging_steps": 5, "gradient_accumulation_steps": 2, "num_train_epochs": 2}),
         (5, {"logging_steps": 100, "eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}),
     ],

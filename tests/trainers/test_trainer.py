@@ -323,6 +323,7 @@ def test_a_stream_passes_over_its_rows_again(small_run: SmallRun, tmp_path: Path
     assert torch.cat([batch["index"] for batch in trainer.batches]).tolist() == [*range(20), *range(20)]
 
 
+@pytest.mark.slow
 def test_workers_change_no_batch(small_run: SmallRun, tmp_path: Path) -> None:
     runs = []
     for workers in (0, 2):
