@@ -77,7 +77,7 @@ def test_the_defaults_are_those_of_labelled_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [name if name in ("simcse", "diffcse", "msse") else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+    [m if m in ("simcse", "diffcse", "msse") else pytest.param(m, marks=pytest.mark.slow) for m in METHODS],
 )
 def test_every_method_trains_on_triplets(run: Callable[..., int], tmp_path: Path, method: str) -> None:
     assert run(tmp_path / method, method=method, **OWN.get(method, {})) == 0

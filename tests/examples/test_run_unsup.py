@@ -223,7 +223,7 @@ def test_a_fraction_trains_for_the_steps_of_the_whole_corpus(run: Callable[..., 
 
 @pytest.mark.parametrize(
     "method",
-    [name if name in ("simcse", "diffcse", "msse") else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+    [m if m in ("simcse", "diffcse", "msse") else pytest.param(m, marks=pytest.mark.slow) for m in METHODS],
 )
 def test_every_method_trains_on_a_share(run: Callable[..., int], tmp_path: Path, method: str) -> None:
     settings: dict[str, dict[str, Any]] = {
