@@ -21,6 +21,7 @@ rooms = {
 data = {f"csekit.{path.replace('/', '.')}": path for path in ("model_cards", "examples/demo", "examples/configs")}
 
 dev = [
+    "hypothesis>=6.130",
     "mypy>=1.15",
     "playwright>=1.50",
     "pytest>=8.3",

@@ -204,6 +204,7 @@ def test_a_pooling_without_a_plain_form_is_loaded_by_csekit(
     assert f"csekit.load_encoder({str(folder / 'training')!r})" in printed
 
 
+@pytest.mark.slow
 def test_a_fraction_trains_for_the_steps_of_the_whole_corpus(run: Callable[..., int], tmp_path: Path) -> None:
     results = {}
     for name, changes in {

@@ -67,6 +67,7 @@ def test_objectives_and_chunks(checkpoint, batch_of):
     assert counters["stats"]["unique_graphs"] <= 4
 
 
+@pytest.mark.slow
 def test_dropout_is_in_the_graph(checkpoint, make_batch):
     """Regression: dropout by integers broke each layer into pieces."""
     model = SimCSEModel.from_backbone(checkpoint("bert"), dropout=0.1).train()

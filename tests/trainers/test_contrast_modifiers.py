@@ -74,6 +74,7 @@ def test_a_guide_without_a_vector_for_a_sentence_is_refused(
         small_run(tmp_path / "run", fields=fields | {"guided_teacher": 1}, columns=2, teachers=[str(path)])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_queue_the_copy_and_the_noise_of_one_that_went_on(
     small_run: Any, small_backbone: Path, tmp_path: Path
 ) -> None:
