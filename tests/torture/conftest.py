@@ -167,6 +167,7 @@ class Started:
             code = 1
             try:
                 os.setsid()
+                _one_thread()
                 handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(handle, 1)
                 os.dup2(handle, 2)
@@ -198,6 +199,13 @@ class Started:
             if seconds > timeout:
                 os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.005)
+
+
+def _one_thread() -> None:
+    """Run PyTorch's operations in one thread: a forked process waits for ever for its parent's OpenMP threads."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def _jumping_clock(seed: float) -> Callable[[], float]:
@@ -244,6 +252,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     import csekit.trainers.scripts.pretraining_runs  # imported before any fork
     import csekit.trainers.scripts.runs  # noqa: F401
 
+    _one_thread()  # what is computed here is compared with what a forked process computes
     folder = tmp_path_factory.mktemp("data")
     small = runpy.run_path(str(ROOT / "tests/trainers/small_runs.py"))
     small["write_backbone"](folder / "tiny-bert")
