@@ -1,0 +1,200 @@
+"""Follow several ways of adapting an encoder to the texts of a domain, and score it before and after each.
+
+    export MINILM=all-MiniLM-L6-v2 BACKBONE=my-encoder CSEKIT_DATA=data
+    python -m experiments.run_domain experiments/domains/scifact.yaml --folder runs/scifact \
+        --results_dir experiments/results/domains/scifact --ways none simcse --seeds 42 43 44
+    python -m experiments.tables docs/domains.md
+
+The YAML file has ``starts``, each with the environment variables that its commands read (``START``, ``POOLING``),
+``ways``, each with ``commands`` for bash and the ``encoder`` that they make, and ``score``, the command that scores
+``$ENCODER`` and writes ``$RESULTS``, with the ``metrics`` to take from that file. A run is one way from one start with
+one seed. It gets a results file of its own: the commands, their wall time and processor time, the largest resident
+memory of a process, and the scores. Runs that have one are left out, so that the same command continues after a kill.
+A way that the seed does not change has ``seeds: false``, and one that needs the encoder of another way runs after it.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from csekit.encoding.json_files import read_json
+from csekit.encoding.provenance import environment, write_json
+from csekit.encoding.yaml_files import read_yaml
+
+KEYS = ("title", "starts", "ways", "score", "metrics")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One way from one start with one seed."""
+
+    start: str
+    way: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.start}-{self.way}-{self.seed}"
+
+
+def read_domain(path: Path) -> dict[str, Any]:
+    """Read the YAML file of a domain.
+
+    Raises:
+        ValueError: a field is missing; the message names it.
+    """
+    domain = read_yaml(path)
+    missing = [key for key in KEYS if not domain.get(key)]
+    if missing:
+        raise ValueError(f"{path}: must have {', '.join(KEYS)}; {', '.join(missing)} is missing")
+    for name, way in domain["ways"].items():
+        if not {"title", "commands", "encoder"} <= way.keys():
+            raise ValueError(f"{path}: ways.{name} must have title, commands and encoder, got {', '.join(way)}")
+    return domain
+
+
+def runs_of(domain: Mapping[str, Any], starts: Sequence[str], ways: Sequence[str], seeds: Sequence[int]) -> list[Run]:
+    """Return the chosen runs, seed by seed, so that every way has one run before any has two."""
+    for chosen, known in ((starts, domain["starts"]), (ways, domain["ways"])):
+        if unknown := [name for name in chosen if name not in known]:
+            raise ValueError(f"{', '.join(unknown)} must be among {', '.join(known)}")
+    return [
+        Run(start, way, seed)
+        for number, seed in enumerate(seeds)
+        for start in starts
+        for way in ways
+        if number == 0 or domain["ways"][way].get("seeds", True)
+    ]
+
+
+def measure(text: str, folder: Path, variables: Mapping[str, str], log: Path) -> dict[str, Any]:
+    """Run commands in bash, their output in a log; return seconds, processor seconds and memory.
+
+    Raises:
+        RuntimeError: a command failed; the message ends with the log's last lines.
+    """
+    started = time.perf_counter()
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"$ {text}\n")
+        file.flush()
+        process = subprocess.Popen(
+            ["bash", "-e", "-c", text], cwd=folder, env=dict(variables), stdout=file, stderr=subprocess.STDOUT
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
+        raise RuntimeError(f"ended with {process.returncode}, see {log}:\n{tail}")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {
+        "seconds": round(time.perf_counter() - started, 1),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+        "memory": usage.ru_maxrss * unit,
+    }
+
+
+def picked(results: Mapping[str, Any], metrics: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Return the metrics of a results file, each found by its path of keys."""
+    found = {}
+    for name, path in metrics.items():
+        value: Any = results
+        for key in path:
+            if key not in value:
+                raise ValueError(f"metric {name!r}: the results have no {key!r}, only {', '.join(value)}")
+            value = value[key]
+        found[name] = round(float(value), 4)
+    return found
+
+
+def follow(domain: Mapping[str, Any], run: Run, root: Path) -> dict[str, Any]:
+    """Run the commands of a way and score its encoder; return the record."""
+    way, start = domain["ways"][run.way], domain["starts"][run.start]
+    folder = root / run.start / run.way / str(run.seed)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    given = {name: os.path.expandvars(str(value)) for name, value in start.get("variables", {}).items()}
+    others = {
+        f"{name.upper().replace('-', '_')}_WAY": str(folder.parents[1] / name / str(run.seed))
+        for name in domain["ways"]
+    }
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {**os.environ, **domain.get("variables", {}), **given, **others, "PATH": path, "SEED": str(run.seed)}
+    text = way["commands"].strip()
+    load = os.getloadavg()[0]
+    costs = measure(text, folder, variables, folder / "log.txt") if text else None
+    variables |= {"ENCODER": Template(way["encoder"]).substitute(variables), "RESULTS": "scores.json"}
+    measure(domain["score"].strip(), folder, variables, folder / "log.txt")
+    results = read_json(folder / "scores.json")
+    return {
+        "schema": 1,
+        "start": run.start,
+        "start_title": start["title"],
+        "way": run.way,
+        "way_title": way["title"],
+        "seed": run.seed if way.get("seeds", True) else None,
+        "commands": text,
+        "score": domain["score"].strip(),
+        "costs": costs,
+        "load": round(load, 2),
+        "scores": picked(results, domain["metrics"]),
+        "checksums": checksums(results),
+        "environment": environment(),
+    }
+
+
+def checksums(value: Any, path: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return every checksum of a results file, by the path of its keys."""
+    if not isinstance(value, Mapping):
+        return {}
+    found = {}
+    for key, member in value.items():
+        if key in ("checksum", "sha256") and isinstance(member, str):
+            found["/".join(path)] = member
+        else:
+            found |= checksums(member, (*path, key))
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.run_domain", description=__doc__.split("\n\n")[0])
+    parser.add_argument("domain", type=Path, help="YAML file of experiments/domains")
+    parser.add_argument("--folder", type=Path, required=True, help="for the encoders, a folder for each run")
+    parser.add_argument("--results_dir", type=Path, required=True, help="for the results files")
+    parser.add_argument("--starts", nargs="+", help="names of starts; default: all")
+    parser.add_argument("--ways", nargs="+", help="names of ways; default: all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[42])
+    args = parser.parse_args(argv)
+    try:
+        domain = read_domain(args.domain)
+        runs = runs_of(domain, args.starts or list(domain["starts"]), args.ways or list(domain["ways"]), args.seeds)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    args.results_dir.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for number, run in enumerate(runs, 1):
+        target = args.results_dir / f"{run.name}.json"
+        if target.exists():
+            continue
+        print(f"[{number}/{len(runs)}] {run.name}", flush=True)
+        try:
+            record = follow(domain, run, args.folder)
+        except (RuntimeError, ValueError) as error:
+            print(f"error: {run.name}: {error}", file=sys.stderr, flush=True)
+            failed += 1
+            continue
+        write_json(target, record)
+        print(" ".join(f"{name} {value:.2f}" for name, value in record["scores"].items()), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
