@@ -15,7 +15,8 @@ if measured; ``speed``: see ``experiments.tables.retrieval``),
 ``quickstart/STEP`` and ``quickstart/times`` (see ``experiments.quickstart``),
 ``frontdoor/beside``, ``frontdoor/methods`` and ``frontdoor/averages`` for the README (see
 ``experiments.tables.frontdoor``), ``audit/gradients`` (see ``experiments.tables.audit``), ``evaluation/retrieval``,
-``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, or ``evaluation/TABLE`` for those
+``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, ``domains/NAME`` (see
+``experiments.run_domain``), or ``evaluation/TABLE`` for those
 that ``csekit eval`` wrote (see ``experiments.tables.scores``). An ablation table stands in the plan's ``tables``::
 
     lambda:
@@ -69,6 +70,7 @@ from experiments.tables.costs import (
     term_gradients_table,
 )
 from experiments.tables.curves import curves_table
+from experiments.tables.domains import domain_table
 from experiments.tables.frontdoor import FRONTDOOR_TABLES
 from experiments.tables.geometry import clustering_table, geometry_table
 from experiments.tables.plans import plans_table
@@ -242,6 +244,16 @@ def _quickstart(results_dir: Path, table: str) -> str:
     return quickstart_table(json.loads(path.read_text(encoding="utf-8")), table)
 
 
+def _named(plan: str, table: str, results_dir: Path) -> str:
+    hint = f" (run csekit eval --output {results_dir / plan}/NAME.json)" if plan == "evaluation" else ""
+    try:
+        if plan == "domains":
+            return _assembled(*domain_table(results_dir, table))
+        return _assembled(*evaluation_table(results_dir / plan, table))
+    except (ValueError, OSError) as error:
+        raise TableError(f"table:{plan}/{table}: {error}{hint}") from None
+
+
 def render(name: str, results_dir: Path) -> str:
     """Return the table that a marker names."""
     if name in ("plans", "selection"):
@@ -260,13 +272,8 @@ def render(name: str, results_dir: Path) -> str:
     plan, _, table = name.partition("/")
     if plan == "quickstart":
         return _quickstart(results_dir, table)
-    if plan == "evaluation":
-        try:
-            return _assembled(*evaluation_table(results_dir / plan, table))
-        except ValueError as error:
-            raise TableError(
-                f"table:{name}: {error} (run csekit eval --output {results_dir / plan}/NAME.json)"
-            ) from None
+    if plan in ("domains", "evaluation"):
+        return _named(plan, table, results_dir)
     kind = f"{plan}/{table.partition('-')[0]}"
     kind = kind if kind in _BENCHMARKS else plan
     if kind in _BENCHMARKS:
