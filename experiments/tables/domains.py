@@ -1,0 +1,66 @@
+"""Tables of what ways of adapting an encoder do in a domain, from the files of ``experiments.run_domain``."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from csekit.encoding.json_files import read_json
+from experiments.run_domain import read_domain
+
+DOMAINS = Path(__file__).parents[1] / "domains"
+
+
+def domain_table(results_dir: Path, name: str) -> tuple[str, list[str], list[list[str]]]:
+    """Return caption, head and rows: a row for each start and way that was run.
+
+    Arguments:
+        results_dir: holds ``domains/NAME``, with a file for each run.
+        name: a YAML file of ``experiments/domains``, without its ending; its order is that of the rows.
+
+    Raises:
+        FileNotFoundError: no such domain, or nothing was run.
+    """
+    domain = read_domain(DOMAINS / f"{name}.yaml")
+    files = [read_json(path) for path in sorted((results_dir / "domains" / name).glob("*.json"))]
+    if not files:
+        raise FileNotFoundError(f"{results_dir / 'domains' / name}: holds no results of experiments.run_domain")
+    metrics = list(domain["metrics"])
+    head = ["start", "way", *metrics, f"{metrics[0]}, less the start's", "processor minutes", "seeds"]
+    body = []
+    for start in domain["starts"]:
+        rows = {way: [f for f in files if (f["start"], f["way"]) == (start, way)] for way in domain["ways"]}
+        base = next((runs for way, runs in rows.items() if runs and not domain["ways"][way]["commands"].strip()), [])
+        for runs in filter(None, rows.values()):
+            changed = runs != base and bool(base)
+            less = [run["scores"][metrics[0]] - base[0]["scores"][metrics[0]] for run in runs] if changed else []
+            body.append(
+                [
+                    runs[0]["start_title"],
+                    runs[0]["way_title"],
+                    *(_spread([run["scores"][metric] for run in runs]) for metric in metrics),
+                    _spread(less, "+.2f") if less else "–",
+                    _minutes(runs),
+                    str(len(runs)),
+                ]
+            )
+    return _caption(domain, files), head, body
+
+
+def _spread(values: Sequence[float], form: str = ".2f") -> str:
+    mean = f"{statistics.fmean(values):{form}}"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def _minutes(runs: Sequence[Mapping[str, Any]]) -> str:
+    costs = [run["costs"]["cpu_seconds"] / 60 for run in runs if run["costs"] is not None]
+    return f"{statistics.fmean(costs):.1f}" if costs else "–"
+
+
+def _caption(domain: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> str:
+    peak = max((file["costs"]["memory"] for file in files if file["costs"] is not None), default=0)
+    memory = f" No process took more than {peak / 1e9:.1f} GB." if peak else ""
+    return (
+        f"{domain['title']}: scores × 100, mean ± standard deviation where there are several seeds. Processor minutes "
+        f"are those of all commands of a way, on CPU, without the scoring.{memory}"
+    )

@@ -1,0 +1,102 @@
+"""Ways of adapting an encoder, followed command by command, and their table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments import run_domain
+from experiments.tables import domains
+from experiments.tables.render import TableError, render
+
+DOMAIN: dict[str, Any] = {
+    "title": "Letters",
+    "starts": {"small": {"title": "a small one", "variables": {"START": "${SMALL}"}}},
+    "variables": {"STEPS": "3"},
+    "score": 'echo "{\\"found\\": {\\"score\\": $(cat $ENCODER/score), \\"checksum\\": \\"abc\\"}}" > $RESULTS',
+    "metrics": {"accuracy": ["found", "score"]},
+    "ways": {
+        "none": {"title": "as it is", "commands": "", "encoder": "$START", "seeds": False},
+        "more": {"title": "trained", "commands": "mkdir new; echo $STEPS$SEED > new/score", "encoder": "new"},
+        "twice": {
+            "title": "trained twice",
+            "commands": "cp -r $MORE_WAY/new new; echo 9 > new/score",
+            "encoder": "new",
+        },
+    },
+}
+
+
+@pytest.fixture
+def domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start/score").write_text("10.5")
+    monkeypatch.setenv("SMALL", str(tmp_path / "start"))
+    path = tmp_path / "letters.yaml"
+    path.write_text(yaml.safe_dump(DOMAIN, sort_keys=False))
+    return path
+
+
+def call(path: Path, *words: str) -> int:
+    target = path.parent / "results/domains/letters"
+    return run_domain.main([str(path), "--folder", str(path.parent / "runs"), "--results_dir", str(target), *words])
+
+
+def test_every_way_is_followed_scored_and_kept(domain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(domain, "--seeds", "1", "2") == 0
+    results = domain.parent / "results/domains/letters"
+    names = sorted(path.stem for path in results.iterdir())
+    assert names == ["small-more-1", "small-more-2", "small-none-1", "small-twice-1", "small-twice-2"]
+    record = json.loads((results / "small-more-2.json").read_text())
+    assert record["scores"] == {"accuracy": 32.0}
+    assert record["checksums"] == {"found": "abc"}
+    assert record["costs"]["memory"] > 0
+    assert str(domain.parent) not in json.dumps(record)
+    monkeypatch.setattr(domains, "DOMAINS", domain.parent)
+    rows = render("domains/letters", domain.parent / "results").splitlines()
+    assert rows[-3].startswith("| a small one | as it is | 10.50 | – | – | 1 |")
+    assert rows[-2].startswith("| a small one | trained | 31.50 ± 0.71 | +21.00 ± 0.71 |")
+    with pytest.raises(TableError, match="holds no results"):
+        render("domains/letters", domain.parent)
+
+
+def test_a_call_goes_on_where_the_last_one_ended(domain: Path) -> None:
+    assert call(domain, "--ways", "more") == 0
+    kept = domain.parent / "results/domains/letters/small-more-42.json"
+    before = kept.stat().st_mtime_ns
+    assert call(domain) == 0
+    assert kept.stat().st_mtime_ns == before
+    assert kept.with_name("small-twice-42.json").exists()
+
+
+def test_a_way_that_fails_is_told_and_the_others_go_on(domain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    domain.write_text(domain.read_text().replace("mkdir new;", "nosuchcommand;"))
+    assert call(domain, "--ways", "more", "none") == 1
+    assert "error: small-more-42: ended with 127" in capsys.readouterr().err
+    assert [path.stem for path in (domain.parent / "results/domains/letters").iterdir()] == ["small-none-42"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "told"),
+    [
+        ({}, ["--ways", "nothing"], "nothing must be among none, more, twice"),
+        ({"score": ""}, [], "score is missing"),
+        ({"ways": {"bare": {"title": "x"}}}, [], "ways.bare must have title, commands and encoder, got title"),
+    ],
+)
+def test_what_is_wrong_is_told_first(
+    domain: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], words: list[str], told: str
+) -> None:
+    domain.write_text(yaml.safe_dump(DOMAIN | change, sort_keys=False))
+    assert call(domain, *words) == 2
+    assert told in capsys.readouterr().err
+    assert not (domain.parent / "runs").exists()
+
+
+def test_the_domains_of_the_repository_can_be_read() -> None:
+    files = sorted(domains.DOMAINS.glob("*.yaml"))
+    assert files
+    for path in files:
+        run_domain.read_domain(path)
