@@ -41,10 +41,12 @@ class CSEConfig(EncoderWrapperConfig):
         hard_negative_weight: added to the logit of a row's own hard negative (triplets).
         mask_identical: leave texts identical to a row's own out of its denominator.
         further_positives: kinds of further positives of each sentence, joined by '+': ``dropout`` (itself again),
-            ``shuffle``, ``reverse``, ``delete``, ``repeat`` (its words changed), ``column`` (the corpus's last column,
-            e.g. a back-translation). ``shuffle+shuffle+dropout`` makes three.
+            ``shuffle``, ``reverse``, ``delete``, ``repeat`` (its words changed), ``mask`` (a span masked), ``column``
+            (the corpus's last column, e.g. a back-translation). ``shuffle+shuffle+dropout`` makes three.
         further_positives_weight: factor of each further positive's InfoNCE, which is added to the contrast; 0 leaves
             them to the objectives that read them (``group``, ``peer``).
+        same_view_negatives: the other sentences of a row's own view are negatives as well; with ``symmetric`` this is
+            SimCLR's loss, NT-Xent.
         whitening_groups: number of groups of dimensions that are whitened between pooled state and projector, in
             training only (WhitenedCSE); it divides the hidden size, and 0 whitens nothing. Each view, and each further
             positive, has its own statistics, over the rows of all processes.
@@ -80,6 +82,7 @@ class CSEConfig(EncoderWrapperConfig):
     mask_identical: bool = False
     further_positives: str | None = None
     further_positives_weight: float = 1.0
+    same_view_negatives: bool = False
     whitening_groups: int = 0
     whitening_shuffle: bool = True
     matryoshka_dims: list[int] | None = None
@@ -118,6 +121,7 @@ class CSEConfig(EncoderWrapperConfig):
         _one_of("projector", self.projector, PROJECTORS)
         for name in ("prompt_template", "prompt_mask_offset", "projector_at_inference", "symmetric", "mask_identical"):
             check_type(name, getattr(self, name), CSEConfig.__annotations__[name])
+        check_type("same_view_negatives", self.same_view_negatives, bool)
         check_number("temperature", self.temperature, 0, open_ends="low")
         check_number("angular_margin", self.angular_margin, 0, math.pi / 2, open_ends="high")
         check_number("contrastive_weight", self.contrastive_weight, 0)

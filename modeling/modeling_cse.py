@@ -5,6 +5,7 @@ L tokens, H hidden size.
 """
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -470,37 +471,51 @@ class CSEModel(EncoderWrapper):
         """
         config = self.config
         with torch.autocast(views.z.device.type, enabled=False):
-            z = views.z.float()
-            positives_B = own_columns(z[0])
-            keys = [gather_rows(view) for view in z[1:]]
-            logits_BK = cosine_logits(z[0], torch.cat(keys), config.temperature)
-            same_BK, identical = self.identical_texts(views, positives_B)
-            metrics = contrast_diagnostics(logits_BK[:, : len(keys[0])], positives_B, config.temperature)
-            logits_BK = with_angular_margin(logits_BK, positives_B, config.angular_margin, config.temperature)
-            if len(keys) > 1 and config.hard_negative_weight:
-                own = torch.nn.functional.one_hot(positives_B + len(keys[0]), logits_BK.shape[1])
-                logits_BK = logits_BK + config.hard_negative_weight * own
-            excluded = same_BK if config.mask_identical else None
-            loss, more = modified.loss(logits_BK, positives_B, excluded, views, range(len(z)))
+            positives_B, V = own_columns(views.z[0]), len(views.z)
+            reads_first = config.symmetric or config.same_view_negatives
+            keys = {view: gather_rows(views.z[view].float()) for view in range(0 if reads_first else 1, V)}
+            loss, more, logits_BK = self.one_way(views, (0, *range(1, V)), keys, modified)
+            metrics = contrast_diagnostics(logits_BK[:, : len(keys[1])], positives_B, config.temperature)
+            _, identical = self.identical_texts(views, positives_B, range(1, V))
             if config.symmetric:
-                backwards_BK = cosine_logits(z[1], gather_rows(z[0]), config.temperature)
-                backwards_BK = with_angular_margin(
-                    backwards_BK, positives_B, config.angular_margin, config.temperature
-                )
-                if config.mask_identical:
-                    excluded, _ = self.identical_texts(views, positives_B, slice(1))
-                loss = (loss + modified.loss(backwards_BK, positives_B, excluded, views, (1, 0))[0]) / 2
+                loss = (loss + self.one_way(views, (1, 0), keys, modified)[0]) / 2
             if views.further is not None and config.further_positives_weight:
                 loss = loss + config.further_positives_weight * self.further_contrast(views, positives_B, modified)
         terms = {"contrastive": config.contrastive_weight * loss} if config.contrastive_weight else {}
         return terms, metrics | more | {"identical_texts": identical}
+
+    def one_way(
+        self, views: Views, order: Sequence[int], keys: Mapping[int, Tensor], modified: Modified
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Return InfoNCE of one view's rows against the keys of others, (), the modifiers' diagnostics, and the
+        similarities without margin, (B, K).
+
+        Arguments:
+            order: the view of the rows, that of their positives, then those of further keys.
+            keys: (K, H) of each view.
+        """
+        config, (query, *others) = self.config, order
+        positives_B, τ = own_columns(views.z[0]), config.temperature
+        others += [query] * config.same_view_negatives
+        cosines_BK = cosine_logits(views.z[query].float(), torch.cat([keys[view] for view in others]), τ)
+        logits_BK = with_angular_margin(cosines_BK, positives_B, config.angular_margin, τ)
+        K = len(keys[others[0]])
+        if 2 in others and config.hard_negative_weight:
+            own = torch.nn.functional.one_hot(positives_B + K, logits_BK.shape[1])
+            logits_BK = logits_BK + config.hard_negative_weight * own
+        if config.same_view_negatives:  # a row is no key of its own
+            itself_B = positives_B + (len(others) - 1) * K
+            logits_BK = logits_BK.scatter(1, itself_B[:, None], -torch.inf)
+        excluded = self.identical_texts(views, positives_B, others)[0] if config.mask_identical else None
+        loss, more = modified.loss(logits_BK, positives_B, excluded, views, (query, *others))
+        return loss, more, cosines_BK
 
     def further_contrast(self, views: Views, positives_B: Tensor, modified: Modified) -> Tensor:
         """Return Σ_p L_NCE(z1, z_p) over the further positives, (). The keys are positives of the same kind.
 
         A key counts as the sentence that it was made of: for identical texts, and for what modifiers make of it."""
         config, z1_BH, total = self.config, views.z[0].float(), views.z.new_zeros((), dtype=torch.float32)
-        excluded = self.identical_texts(views, positives_B, slice(1))[0] if config.mask_identical else None
+        excluded = self.identical_texts(views, positives_B, (0,))[0] if config.mask_identical else None
         for z_BH in cast(Tensor, views.further).float():
             logits_BK = cosine_logits(z1_BH, gather_rows(z_BH), config.temperature)
             logits_BK = with_angular_margin(logits_BK, positives_B, config.angular_margin, config.temperature)
@@ -508,9 +523,7 @@ class CSEModel(EncoderWrapper):
         return total
 
     @torch.no_grad()
-    def identical_texts(
-        self, views: Views, positives_B: Tensor, columns: slice = slice(1, None)
-    ) -> tuple[Tensor, Tensor]:
+    def identical_texts(self, views: Views, positives_B: Tensor, columns: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Find keys with the text of a row's query or positive, other than the positive itself.
 
         Arguments:
@@ -521,7 +534,7 @@ class CSEModel(EncoderWrapper):
             (B, K) bool, True at such keys, and the number of rows that have one, ().
         """
         texts = views.texts
-        keys_K = torch.cat([gather_rows(view) for view in texts[columns]])
+        keys_K = torch.cat([gather_rows(texts[view]) for view in columns])
         same_BK = (keys_K == texts[0][:, None]) | (keys_K == texts[1][:, None])
         others_BK = same_BK.scatter(1, positives_B[:, None], False)
         return others_BK, others_BK.any(1).sum().float()

@@ -120,9 +120,9 @@ class SpanSpec(MaskingSpec):
     longer: float = 1.0
 
 
-#: The kinds of further positives of a sentence: itself (under another dropout), copies with some of its words changed,
-#: and the corpus's last column, e.g. a back-translation, which is then not a contrastive one.
-POSITIVES = ("dropout", "shuffle", "reverse", "delete", "repeat", "column")
+#: The kinds of further positives of a sentence: itself (under another dropout), copies with some of its words changed
+#: or a span masked, and the corpus's last column, e.g. a back-translation, which is then not a contrastive one.
+POSITIVES = ("dropout", "shuffle", "reverse", "delete", "repeat", "mask", "column")
 #: Their name among the copies of a batch.
 FURTHER_POSITIVES = "further_positives"
 

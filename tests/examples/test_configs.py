@@ -112,6 +112,9 @@ KNOWN = {
     "matryoshka_dims": list,
     "tsdae_deletion": float,
     "tsdae_decoder": str,
+    "augmentation_span": int,
+    "symmetric": bool,
+    "same_view_negatives": bool,
     "lr_scheduler_type": str,
     "weight_decay": float,
 }

@@ -128,6 +128,7 @@ CASES: dict[str, dict[str, Any]] = {
     "angular_margin": {"columns": 3, "angular_margin": 0.5, "symmetric": True, "hard_negative_weight": 0.7},
     "triplet": {"columns": 2, "triplet_weight": 0.7, "triplet_margin": 0.3, "angular_margin": 0.17},
     "chunks_triplet": {**TEMPLATES, "chunks": 3, "triplet_weight": 0.7, "triplet_margin": 0.3},
+    "same_view": {"columns": 3, "same_view_negatives": True, "symmetric": True, "mask_identical": True},
     "templates": TEMPLATES,
     "chunks_templates": {
         **TEMPLATES,

@@ -42,6 +42,7 @@ SETS: dict[str, dict[str, Any]] = {
     "peer": {**TEMPLATES, "further_positives": "shuffle", "further_positives_weight": 0.5, "peer_weight": 1.0},
     "templates": {**TEMPLATES, "queue_weight": 1.0, "queue_size": 7},
     "templates_batchnorm": {**TEMPLATES, "edited_weight": 1.0, "projector": "batchnorm", "pooling": "mean"},
+    "same_view": {"same_view_negatives": True, "symmetric": True, "queue_weight": 1.0, "queue_size": 7},
     "joint": {"objectives": ["reconstruction", "dcm", "icm", "rtd", "mlm", "aux_mlm"], "aux_mlm_head_init": "random"},
 }
 #: Randomness that differs between chunks and the whole batch.
