@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from .base import EncoderWrapperConfig
 from .matryoshka import cuts_z, sizes_and_weights
 from .objectives import POSITIVES, ContrastModifier
+from .perturbation import parse_changes
 from .pooling import POOLINGS
 from .projectors import PROJECTORS
 from .registry import OBJECTIVES, registered
@@ -47,6 +48,10 @@ class CSEConfig(EncoderWrapperConfig):
             them to the objectives that read them (``group``, ``peer``).
         same_view_negatives: the other sentences of a row's own view are negatives as well; with ``symmetric`` this is
             SimCLR's loss, NT-Xent.
+        perturb_first, perturb_second: changes of the token embeddings of the first and of the second view, in training
+            only, joined by '+': ``token_cutoff``, ``feature_cutoff`` (whole tokens or features become 0), ``dropout``
+            (single elements), each with ``:RATE`` if it is not 0.2, and ``shuffle`` (tokens change places), e.g.
+            ``feature_cutoff:0.1+shuffle`` (ConSERT).
         whitening_groups: number of groups of dimensions that are whitened between pooled state and projector, in
             training only (WhitenedCSE); it divides the hidden size, and 0 whitens nothing. Each view, and each further
             positive, has its own statistics, over the rows of all processes.
@@ -83,6 +88,8 @@ class CSEConfig(EncoderWrapperConfig):
     further_positives: str | None = None
     further_positives_weight: float = 1.0
     same_view_negatives: bool = False
+    perturb_first: str | None = None
+    perturb_second: str | None = None
     whitening_groups: int = 0
     whitening_shuffle: bool = True
     matryoshka_dims: list[int] | None = None
@@ -138,6 +145,8 @@ class CSEConfig(EncoderWrapperConfig):
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
         self._check_templates()
         self._check_positives()
+        for name in ("perturb_first", "perturb_second"):
+            parse_changes(name, getattr(self, name))
         self._check_whitening()
         self._check_sizes(modifiers)
         names = [objective.name for objective in self.objectives]
@@ -183,6 +192,11 @@ class CSEConfig(EncoderWrapperConfig):
     def positive_kinds(self) -> tuple[str, ...]:
         """The kinds of further positives, in their order."""
         return tuple(self.further_positives.split("+")) if self.further_positives is not None else ()
+
+    @property
+    def view_changes(self) -> tuple[tuple[tuple[str, float], ...], ...]:
+        """The changes of the token embeddings of the first and of the second view, with their rates."""
+        return tuple(parse_changes(name, getattr(self, name)) for name in ("perturb_first", "perturb_second"))
 
     def _check_sizes(self, modifiers: list[str]) -> None:
         sizes_and_weights(self.matryoshka_dims, self.matryoshka_weights, self.hidden_size)

@@ -18,6 +18,7 @@ from .distributed import token_mean
 from .fast_cache import WHOLE_BATCH, Chunks
 from .fast_counts import first_rows
 from .fast_packing import run_encoder
+from .perturbation import PERTURBATIONS
 from .settings import ObjectiveConfig
 
 # What an objective asks of the collator
@@ -170,6 +171,38 @@ class DeletionSpec(MaskingSpec):
     views: int = 1
     mask_share: float = 0.0
     random_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class PerturbationSpec(MaskingSpec):
+    """Request draws for the token embeddings of the first two views, R = 2·B rows of L tokens, view-major.
+
+    The collator adds, for the name ``perturbations``, those that a kind needs:
+
+    - ``perturbations_order`` (R, L) int64: the place from which each place takes its token (``shuffle``).
+    - ``perturbations_tokens`` (R, L), ``perturbations_features`` (R, E), bool: False where the whole token or the
+      whole feature becomes 0 (``token_cutoff``, ``feature_cutoff``; both come with each of the three cuts).
+    - ``perturbations_elements`` (R, L, E) bool: False where a single element becomes 0 (``dropout``).
+
+    Special tokens, padding and the tokens of a prompt template keep their places, and are cut by feature alone.
+
+    Arguments:
+        first, second: the kinds of each view with their rates. Of n tokens, or E features, ⌊rate·n⌋ are cut off; each
+            element is dropped with this probability. ``shuffle`` moves all tokens.
+        width: E, the width of the embedding layer.
+    """
+
+    probability: float = 0.0
+    mask_share: float = 0.0
+    random_share: float = 0.0
+    first: tuple[tuple[str, float], ...] = ()
+    second: tuple[tuple[str, float], ...] = ()
+    width: int = 0
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of both views."""
+        return {kind for kind, _ in (*self.first, *self.second)}
 
 
 def further_columns(specs: Mapping[str, MaskingSpec]) -> int:
@@ -478,7 +511,7 @@ def vectors_of_rows(vectors_VBH: Tensor, views: int, rows: int) -> Tensor:
 OBJECTIVES: dict[str, type[Objective]] = {}
 
 #: Names that would clash with fields of the model's config: ``<name>_weight``.
-_RESERVED = ("contrastive", "hard_negative", FURTHER_POSITIVES)
+_RESERVED = ("contrastive", "hard_negative", FURTHER_POSITIVES, PERTURBATIONS)
 
 Kind = TypeVar("Kind", bound=type[Objective])
 

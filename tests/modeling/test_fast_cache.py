@@ -43,6 +43,12 @@ SETS: dict[str, dict[str, Any]] = {
     "templates": {**TEMPLATES, "queue_weight": 1.0, "queue_size": 7},
     "templates_batchnorm": {**TEMPLATES, "edited_weight": 1.0, "projector": "batchnorm", "pooling": "mean"},
     "same_view": {"same_view_negatives": True, "symmetric": True, "queue_weight": 1.0, "queue_size": 7},
+    "perturbed": {
+        **TEMPLATES,
+        "perturb_first": "feature_cutoff:0.3+shuffle",
+        "perturb_second": "token_cutoff+dropout",
+        "peer_weight": 1.0,
+    },
     "joint": {"objectives": ["reconstruction", "dcm", "icm", "rtd", "mlm", "aux_mlm"], "aux_mlm_head_init": "random"},
 }
 #: Randomness that differs between chunks and the whole batch.

@@ -143,8 +143,18 @@ def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any],
         {"fields": {"further_positives": "dropout", "whitening_groups": 8}, "cache_chunk_size": 5},
         {"method": "joint", "fields": {"objectives": ["tsdae"], "contrastive_weight": 0.0}, "cache_chunk_size": 5},
         {"fields": {"same_view_negatives": True}, "augmentation": "mask", "augmentation_span": 3},
+        {"fields": {"perturb_first": "feature_cutoff", "perturb_second": "shuffle", "dropout": 0.0}},
     ],
-    ids=["templates", "triplet", "triplet_dropout", "peer", "whitening", "tsdae", "masked_span"],
+    ids=[
+        "templates",
+        "triplet",
+        "triplet_dropout",
+        "peer",
+        "whitening",
+        "tsdae",
+        "masked_span",
+        "perturbed",
+    ],
 )
 def test_templates_and_other_copies_are_resumed(base: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:
     options = options | {"max_steps": 10, "eval_steps": 4}

@@ -16,6 +16,7 @@ from csekit.modeling.objectives import (
     DeletionSpec,
     EditSpec,
     MaskingSpec,
+    PerturbationSpec,
     PositivesSpec,
     SpanSpec,
     TargetSpec,
@@ -31,6 +32,7 @@ from csekit.trainers.batches.masking import (
     span_copies,
     target_copy,
 )
+from csekit.trainers.batches.perturbation import perturbations
 from csekit.trainers.data.augmentation import Augmentation, fitting_words, make_augmentation
 
 
@@ -114,7 +116,8 @@ class CSECollator:
             - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
               ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
               independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). The docstrings of
-              ``EditSpec``, ``TargetSpec``, ``SpanSpec``, ``PositivesSpec`` and ``DeletionSpec`` list their keys.
+              ``EditSpec``, ``TargetSpec``, ``SpanSpec``, ``PositivesSpec``, ``DeletionSpec`` and
+              ``PerturbationSpec`` list their keys.
 
         Raises:
             ValueError: rows with different numbers of texts, or without the further column that a spec needs.
@@ -178,6 +181,9 @@ class CSECollator:
             return self._target(name, spec, own, index_B, epoch_B)
         if isinstance(spec, DeletionSpec):
             return self._deletions(name, spec, own, index_B, epoch_B)
+        if isinstance(spec, PerturbationSpec):
+            ids, own_places = (part[: 2 * len(index_B)] for part in own[:2])
+            return perturbations(ids, own_places, spec, seed=self.seed, epoch=epoch_B, index=index_B)
         if isinstance(spec, SpanSpec):
             B, draws = len(index_B), self._draws(name, epoch_B, index_B, 1)
             return span_copies(own[0][:B], own[1][:B], spec, self.vocabulary, **draws)
