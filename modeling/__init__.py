@@ -37,6 +37,7 @@ from .objective_queue import MomentumQueue, MomentumQueueConfig
 from .objective_rank import RankingDistillation, RankingDistillationConfig
 from .objective_reconstruction import Reconstruction, ReconstructionConfig
 from .objective_rtd import ReplacedTokenDetection, ReplacedTokenDetectionConfig
+from .objective_towers import TwoTowers, TwoTowersConfig
 from .objective_triplet import MaskedTriplet, MaskedTripletConfig
 from .objective_tsdae import Denoising, DenoisingConfig
 from .objectives import (
@@ -138,6 +139,8 @@ __all__ = [
     "SpanSpec",
     "TargetCopy",
     "TargetSpec",
+    "TwoTowers",
+    "TwoTowersConfig",
     "Views",
     "register_objective",
 ]

@@ -265,7 +265,8 @@ class Encode:
             without gradient and dropout, and batch statistics stay. The texts are like those of the first view.
         views_by: ``views_by(network)`` encodes views and further positives by another encoder of the same family, with
             gradient, and returns them as ``Views``.
-        pooled: ``pooled(input_ids (N, L), attention_mask (N, L))`` returns the pooled states h (N, H).
+        pooled: ``pooled(input_ids (N, L), attention_mask (N, L))`` returns the pooled states h (N, H); with
+            ``dropout=False`` those without the encoder's dropout, with ``backbone`` those of another encoder.
     """
 
     backbone: Callable[..., Any]

@@ -15,6 +15,7 @@ from .objective_queue import MomentumQueue
 from .objective_rank import RankingDistillation
 from .objective_reconstruction import Reconstruction
 from .objective_rtd import ReplacedTokenDetection
+from .objective_towers import TwoTowers
 from .objective_triplet import MaskedTriplet
 from .objective_tsdae import Denoising
 from .objectives import OBJECTIVES, register_objective, registered
@@ -38,6 +39,7 @@ for _objective in (
     GuidedNegatives,
     NoiseNegatives,
     MomentumQueue,
+    TwoTowers,
 ):
     register_objective(_objective)
 

@@ -16,9 +16,9 @@ InformationCompensation InformationCompensationConfig MSSEConfig MSSEModel Maske
 MaskedTripletConfig MomentumQueue MomentumQueueConfig Negatives NoiseNegatives NoiseNegativesConfig Objective
 ObjectiveConfig PeerCooperation PeerCooperationConfig PretrainingArguments PretrainingTrainer RankingConsistency
 RankingDistillation RankingDistillationConfig Reconstruction ReconstructionConfig ReplacedTokenDetection
-ReplacedTokenDetectionConfig SimCSEConfig SimCSEModel __version__ compare_runs encode encode_file evaluate_pairs
-evaluate_sts evaluate_transfer load_corpus load_encoder load_sts load_transfer pack push_run read_pairs
-register_objective train_tokenizer
+ReplacedTokenDetectionConfig SimCSEConfig SimCSEModel TwoTowers TwoTowersConfig __version__ compare_runs encode
+encode_file evaluate_pairs evaluate_sts evaluate_transfer load_corpus load_encoder load_sts load_transfer pack
+push_run read_pairs register_objective train_tokenizer
 """.split()  # noqa: SIM905
 
 

@@ -65,6 +65,8 @@ _PUBLIC: dict[str, str] = {
             "ReplacedTokenDetectionConfig",
             "SimCSEConfig",
             "SimCSEModel",
+            "TwoTowers",
+            "TwoTowersConfig",
             "register_objective",
         ),
         "csekit.modeling",

@@ -117,6 +117,10 @@ KNOWN: dict[str, Any] = {
     "same_view_negatives": bool,
     "perturb_first": str,
     "perturb_second": str,
+    "towers_weight": float,
+    "towers_negatives": int,
+    "towers_dropout": bool,
+    "optim": str,
     "lr_scheduler_type": str,
     "weight_decay": float,
 }

@@ -130,6 +130,16 @@ CASES: dict[str, dict[str, Any]] = {
     "triplet": {"columns": 2, "triplet_weight": 0.7, "triplet_margin": 0.3, "angular_margin": 0.17},
     "chunks_triplet": {**TEMPLATES, "chunks": 3, "triplet_weight": 0.7, "triplet_margin": 0.3},
     "perturbed": {"columns": 3, "perturb_first": "feature_cutoff+shuffle", "perturb_second": "dropout", "chunks": 3},
+    "towers": {"columns": 2, "towers_weight": 0.7, "towers_negatives": 5},
+    "chunks_towers": {
+        "columns": 2,
+        "chunks": 3,
+        "towers_weight": 0.7,
+        "towers_negatives": 0,
+        "towers_dropout": False,
+        "contrastive_weight": 0.0,
+        "matryoshka_dims": [5],
+    },
     "same_view": {"columns": 3, "same_view_negatives": True, "symmetric": True, "mask_identical": True},
     "templates": TEMPLATES,
     "chunks_templates": {

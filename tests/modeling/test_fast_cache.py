@@ -49,6 +49,8 @@ SETS: dict[str, dict[str, Any]] = {
         "perturb_second": "token_cutoff+dropout",
         "peer_weight": 1.0,
     },
+    "towers": {**TEMPLATES, "towers_weight": 1.0, "towers_negatives": 2},
+    "towers_without_dropout": {"towers_weight": 1.0, "towers_dropout": False, "pooling": "mean"},
     "joint": {"objectives": ["reconstruction", "dcm", "icm", "rtd", "mlm", "aux_mlm"], "aux_mlm_head_init": "random"},
 }
 #: Randomness that differs between chunks and the whole batch.

@@ -144,6 +144,7 @@ def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any],
         {"method": "joint", "fields": {"objectives": ["tsdae"], "contrastive_weight": 0.0}, "cache_chunk_size": 5},
         {"fields": {"same_view_negatives": True}, "augmentation": "mask", "augmentation_span": 3},
         {"fields": {"perturb_first": "feature_cutoff", "perturb_second": "shuffle", "dropout": 0.0}},
+        {"method": "joint", "fields": {"objectives": ["towers"], "contrastive_weight": 0.0}, "optim": "rmsprop"},
     ],
     ids=[
         "templates",
@@ -154,6 +155,7 @@ def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any],
         "tsdae",
         "masked_span",
         "perturbed",
+        "towers",
     ],
 )
 def test_templates_and_other_copies_are_resumed(base: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:

@@ -84,6 +84,21 @@ def test_a_run_with_perturbed_views_needs_no_dropout(small_run: Callable[..., An
     assert results["config"]["perturb_first"] == "feature_cutoff"
 
 
+def test_a_run_with_two_towers_logs_its_term(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    fields = {"objectives": ["towers"], "towers_dropout": False, "contrastive_weight": 0.0, "pooling": "mean"}
+    options = {"max_steps": 2, "cache_chunk_size": 5, "optim": "rmsprop", "weight_decay": 0.0}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, **options)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["loss"] == pytest.approx(entry["loss/towers"], abs=1e-4)
+    assert 0 <= entry["metrics/towers_same"] <= 1
+    moved = {name for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])}
+    assert {name.split(".")[0] for name in moved} == {"backbone", "objectives"}
+    folder = trainer.save_run()
+    assert load_encoder(folder, device="cpu").encode(["the dog sings ."]).shape == (1, 32)
+
+
 def test_views_of_two_templates_need_no_dropout(small_run: Callable[..., Any], tmp_path: Path) -> None:
     options = {"max_seq_length": 16, "max_steps": 2}
     small_run(tmp_path / "two", fields=FIELDS | {"dropout": 0.0}, **options).train()
