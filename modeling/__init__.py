@@ -37,6 +37,7 @@ from .objective_queue import MomentumQueue, MomentumQueueConfig
 from .objective_rank import RankingDistillation, RankingDistillationConfig
 from .objective_reconstruction import Reconstruction, ReconstructionConfig
 from .objective_rtd import ReplacedTokenDetection, ReplacedTokenDetectionConfig
+from .objective_token_information import TokenInformation, TokenInformationConfig
 from .objective_towers import TwoTowers, TwoTowersConfig
 from .objective_triplet import MaskedTriplet, MaskedTripletConfig
 from .objective_tsdae import Denoising, DenoisingConfig
@@ -139,6 +140,8 @@ __all__ = [
     "SpanSpec",
     "TargetCopy",
     "TargetSpec",
+    "TokenInformation",
+    "TokenInformationConfig",
     "TwoTowers",
     "TwoTowersConfig",
     "Views",

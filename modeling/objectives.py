@@ -362,7 +362,7 @@ class Objective(nn.Module):
     #: True if it reads ``views.z``. The projector is frozen if nothing reads it, the contrast included.
     reads_z: bool = True
     #: True if it reads the sentences' vectors, z or h. Matryoshka training computes such a term once for each size.
-    reads_vectors: ClassVar[bool] = True
+    reads_vectors: bool = True
     #: True if it works with cached gradients: its networks run through ``encode.chunks`` (or it has none) and treat
     #: rows independently; terms that couple rows use the outputs of the full batch.
     cacheable: ClassVar[bool] = False

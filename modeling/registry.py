@@ -15,6 +15,7 @@ from .objective_queue import MomentumQueue
 from .objective_rank import RankingDistillation
 from .objective_reconstruction import Reconstruction
 from .objective_rtd import ReplacedTokenDetection
+from .objective_token_information import TokenInformation
 from .objective_towers import TwoTowers
 from .objective_triplet import MaskedTriplet
 from .objective_tsdae import Denoising
@@ -40,6 +41,7 @@ for _objective in (
     NoiseNegatives,
     MomentumQueue,
     TwoTowers,
+    TokenInformation,
 ):
     register_objective(_objective)
 

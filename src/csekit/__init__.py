@@ -65,6 +65,8 @@ _PUBLIC: dict[str, str] = {
             "ReplacedTokenDetectionConfig",
             "SimCSEConfig",
             "SimCSEModel",
+            "TokenInformation",
+            "TokenInformationConfig",
             "TwoTowers",
             "TwoTowersConfig",
             "register_objective",

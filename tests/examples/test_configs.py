@@ -121,6 +121,11 @@ KNOWN: dict[str, Any] = {
     "towers_negatives": int,
     "towers_dropout": bool,
     "optim": str,
+    "token_information_weight": float,
+    "token_information_kernels": str,
+    "token_information_channels": int,
+    "token_information_activation": str,
+    "token_information_sentence": str,
     "lr_scheduler_type": str,
     "weight_decay": float,
 }

@@ -140,6 +140,17 @@ CASES: dict[str, dict[str, Any]] = {
         "contrastive_weight": 0.0,
         "matryoshka_dims": [5],
     },
+    "token_information": {"columns": 2, "token_information_weight": 0.7, "token_information_channels": 6},
+    "chunks_token_information": {
+        "columns": 2,
+        "chunks": 3,
+        "token_information_weight": 0.7,
+        "token_information_channels": 8,
+        "token_information_kernels": "1+3",
+        "token_information_sentence": "h",
+        "contrastive_weight": 0.0,
+        "matryoshka_dims": [5],
+    },
     "same_view": {"columns": 3, "same_view_negatives": True, "symmetric": True, "mask_identical": True},
     "templates": TEMPLATES,
     "chunks_templates": {

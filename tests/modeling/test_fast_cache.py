@@ -51,6 +51,7 @@ SETS: dict[str, dict[str, Any]] = {
     },
     "towers": {**TEMPLATES, "towers_weight": 1.0, "towers_negatives": 2},
     "towers_without_dropout": {"towers_weight": 1.0, "towers_dropout": False, "pooling": "mean"},
+    "token_information": {"token_information_weight": 1.0, "token_information_channels": 6, **TEMPLATES},
     "joint": {"objectives": ["reconstruction", "dcm", "icm", "rtd", "mlm", "aux_mlm"], "aux_mlm_head_init": "random"},
 }
 #: Randomness that differs between chunks and the whole batch.

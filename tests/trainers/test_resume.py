@@ -145,6 +145,7 @@ def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any],
         {"fields": {"same_view_negatives": True}, "augmentation": "mask", "augmentation_span": 3},
         {"fields": {"perturb_first": "feature_cutoff", "perturb_second": "shuffle", "dropout": 0.0}},
         {"method": "joint", "fields": {"objectives": ["towers"], "contrastive_weight": 0.0}, "optim": "rmsprop"},
+        {"fields": {"token_information_weight": 1.0, "token_information_channels": 6}, "cache_chunk_size": 5},
     ],
     ids=[
         "templates",
@@ -156,6 +157,7 @@ def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any],
         "masked_span",
         "perturbed",
         "towers",
+        "token_information",
     ],
 )
 def test_templates_and_other_copies_are_resumed(base: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:

@@ -99,6 +99,16 @@ def test_a_run_with_two_towers_logs_its_term(small_run: Callable[..., Any], tmp_
     assert load_encoder(folder, device="cpu").encode(["the dog sings ."]).shape == (1, 32)
 
 
+def test_a_run_with_token_information_logs_its_term(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    fields = {"objectives": ["token_information"], "contrastive_weight": 0.0, "token_information_channels": 6}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, max_steps=2, cache_chunk_size=5)
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["loss"] == pytest.approx(entry["loss/token_information"], abs=1e-4)
+    assert 0 < entry["metrics/token_information_accuracy"] <= 1
+    assert load_encoder(trainer.save_run(), device="cpu").encode(["the dog sings ."]).shape == (1, 32)
+
+
 def test_views_of_two_templates_need_no_dropout(small_run: Callable[..., Any], tmp_path: Path) -> None:
     options = {"max_seq_length": 16, "max_steps": 2}
     small_run(tmp_path / "two", fields=FIELDS | {"dropout": 0.0}, **options).train()
