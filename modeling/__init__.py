@@ -37,6 +37,8 @@ from .objective_queue import MomentumQueue, MomentumQueueConfig
 from .objective_rank import RankingDistillation, RankingDistillationConfig
 from .objective_reconstruction import Reconstruction, ReconstructionConfig
 from .objective_rtd import ReplacedTokenDetection, ReplacedTokenDetectionConfig
+from .objective_token_information import TokenInformation, TokenInformationConfig
+from .objective_towers import TwoTowers, TwoTowersConfig
 from .objective_triplet import MaskedTriplet, MaskedTripletConfig
 from .objective_tsdae import Denoising, DenoisingConfig
 from .objectives import (
@@ -49,6 +51,7 @@ from .objectives import (
     MaskingSpec,
     Negatives,
     Objective,
+    PerturbationSpec,
     PositivesSpec,
     SpanSpec,
     TargetCopy,
@@ -121,6 +124,7 @@ __all__ = [
     "ObjectiveConfig",
     "PeerCooperation",
     "PeerCooperationConfig",
+    "PerturbationSpec",
     "PositivesSpec",
     "PretrainingOutput",
     "RankingConsistency",
@@ -136,6 +140,10 @@ __all__ = [
     "SpanSpec",
     "TargetCopy",
     "TargetSpec",
+    "TokenInformation",
+    "TokenInformationConfig",
+    "TwoTowers",
+    "TwoTowersConfig",
     "Views",
     "register_objective",
 ]

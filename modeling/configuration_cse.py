@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from .base import EncoderWrapperConfig
 from .matryoshka import cuts_z, sizes_and_weights
 from .objectives import POSITIVES, ContrastModifier
+from .perturbation import parse_changes
 from .pooling import POOLINGS
 from .projectors import PROJECTORS
 from .registry import OBJECTIVES, registered
@@ -41,10 +42,16 @@ class CSEConfig(EncoderWrapperConfig):
         hard_negative_weight: added to the logit of a row's own hard negative (triplets).
         mask_identical: leave texts identical to a row's own out of its denominator.
         further_positives: kinds of further positives of each sentence, joined by '+': ``dropout`` (itself again),
-            ``shuffle``, ``reverse``, ``delete``, ``repeat`` (its words changed), ``column`` (the corpus's last column,
-            e.g. a back-translation). ``shuffle+shuffle+dropout`` makes three.
+            ``shuffle``, ``reverse``, ``delete``, ``repeat`` (its words changed), ``mask`` (a span masked), ``column``
+            (the corpus's last column, e.g. a back-translation). ``shuffle+shuffle+dropout`` makes three.
         further_positives_weight: factor of each further positive's InfoNCE, which is added to the contrast; 0 leaves
             them to the objectives that read them (``group``, ``peer``).
+        same_view_negatives: the other sentences of a row's own view are negatives as well; with ``symmetric`` this is
+            SimCLR's loss, NT-Xent.
+        perturb_first, perturb_second: changes of the token embeddings of the first and of the second view, in training
+            only, joined by '+': ``token_cutoff``, ``feature_cutoff`` (whole tokens or features become 0), ``dropout``
+            (single elements), each with ``:RATE`` if it is not 0.2, and ``shuffle`` (tokens change places), e.g.
+            ``feature_cutoff:0.1+shuffle`` (ConSERT).
         whitening_groups: number of groups of dimensions that are whitened between pooled state and projector, in
             training only (WhitenedCSE); it divides the hidden size, and 0 whitens nothing. Each view, and each further
             positive, has its own statistics, over the rows of all processes.
@@ -80,6 +87,9 @@ class CSEConfig(EncoderWrapperConfig):
     mask_identical: bool = False
     further_positives: str | None = None
     further_positives_weight: float = 1.0
+    same_view_negatives: bool = False
+    perturb_first: str | None = None
+    perturb_second: str | None = None
     whitening_groups: int = 0
     whitening_shuffle: bool = True
     matryoshka_dims: list[int] | None = None
@@ -118,6 +128,7 @@ class CSEConfig(EncoderWrapperConfig):
         _one_of("projector", self.projector, PROJECTORS)
         for name in ("prompt_template", "prompt_mask_offset", "projector_at_inference", "symmetric", "mask_identical"):
             check_type(name, getattr(self, name), CSEConfig.__annotations__[name])
+        check_type("same_view_negatives", self.same_view_negatives, bool)
         check_number("temperature", self.temperature, 0, open_ends="low")
         check_number("angular_margin", self.angular_margin, 0, math.pi / 2, open_ends="high")
         check_number("contrastive_weight", self.contrastive_weight, 0)
@@ -134,6 +145,8 @@ class CSEConfig(EncoderWrapperConfig):
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
         self._check_templates()
         self._check_positives()
+        for name in ("perturb_first", "perturb_second"):
+            parse_changes(name, getattr(self, name))
         self._check_whitening()
         self._check_sizes(modifiers)
         names = [objective.name for objective in self.objectives]
@@ -179,6 +192,11 @@ class CSEConfig(EncoderWrapperConfig):
     def positive_kinds(self) -> tuple[str, ...]:
         """The kinds of further positives, in their order."""
         return tuple(self.further_positives.split("+")) if self.further_positives is not None else ()
+
+    @property
+    def view_changes(self) -> tuple[tuple[tuple[str, float], ...], ...]:
+        """The changes of the token embeddings of the first and of the second view, with their rates."""
+        return tuple(parse_changes(name, getattr(self, name)) for name in ("perturb_first", "perturb_second"))
 
     def _check_sizes(self, modifiers: list[str]) -> None:
         sizes_and_weights(self.matryoshka_dims, self.matryoshka_weights, self.hidden_size)

@@ -56,7 +56,8 @@ class Modified:
             if given:
                 α_BK = torch.cat(given, 1).to(logits_BK.dtype).scatter(1, positives_B[:, None], 1.0)
                 weights_BK = weights_BK * α_BK
-                metrics[f"{name}_left_out"] = (1 - α_BK).sum(1).mean()
+                absent_BK = logits_BK.detach() == -torch.inf  # a row's own place in its own view
+                metrics[f"{name}_left_out"] = (1 - α_BK).masked_fill(absent_BK, 0.0).sum(1).mean()
         for name, negatives in self.further.items():
             l_BQ = cosine_logits(views.z[query].float(), negatives.keys.float(), self.temperature)
             metrics[f"{name}_cosine"] = mean_cosine(l_BQ.detach() * self.temperature, negatives.weights > 0)

@@ -28,6 +28,7 @@ from .fast_attention import PackedAttention, Rows
 from .fast_counts import counts_of
 from .fast_layers import TakeRows, ask_at, attention_output, only_at, self_attention, take_places
 from .fast_switch import fast
+from .perturbation import scaled_embeddings
 
 logger = logging.getLogger(__name__)
 
@@ -286,6 +287,7 @@ def run_encoder(
     packed: bool = True,
     places_M: Tensor | None = None,
     each_row: bool = False,
+    factors_NLE: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call an encoder, on real tokens only if its attention is ``PACKED_ATTENTION`` or a flash attention.
@@ -297,6 +299,7 @@ def run_encoder(
         packed: False computes the padding too, whatever the encoder's attention.
         places_M: positions of real tokens in the flattened (N·L), none twice; only their last states are returned.
         each_row: ``places_M`` are one place of each row, row after row.
+        factors_NLE: the token embeddings are multiplied by them (``scaled_embeddings``).
         kwargs: further arguments of the encoder.
 
     Returns:
@@ -308,7 +311,8 @@ def run_encoder(
     if flash and next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled(model.device.type):
         with _attention(model, "sdpa"):
             batch = (model, attention_mask_NL, input_ids_NL, inputs_embeds_NLH)
-            return run_encoder(*batch, packed=False, places_M=places_M, each_row=each_row, **kwargs)
+            kwargs |= {"packed": False, "places_M": places_M, "each_row": each_row, "factors_NLE": factors_NLE}
+            return run_encoder(*batch, **kwargs)
     packed = (
         packed and fast() and (_dispatches(model) if flash else model.config._attn_implementation == PACKED_ATTENTION)
     )
@@ -319,7 +323,8 @@ def run_encoder(
     inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if packing is None or (packing.full and not (own and (model.training or each_row))):
         inputs |= {"attention_mask": None if flash and packing is not None else attention_mask_NL}
-        output = _call(model, inputs | kwargs, places_M)
+        with scaled_embeddings(model, factors_NLE):
+            output = _call(model, inputs | kwargs, places_M)
         if places_M is not None:
             output.last_hidden_state = output.last_hidden_state.squeeze(0)
         return output
@@ -331,11 +336,12 @@ def run_encoder(
     places_M = None if places_M is None else packing.places(places_M)
     module = attention_output(model) if each_row and not flash and own else None
     asking = None if module is None else self_attention(model)
-    if module is None or asking is None or places_M is None:
-        output = _call(model, inputs | kwargs, places_M)
-    else:
-        with ask_at(asking, module, places_M):
-            output = model(**inputs, asking=asking, **kwargs)
+    with scaled_embeddings(model, None if factors_NLE is None else packing.pack(factors_NLE).unsqueeze(0)):
+        if module is None or asking is None or places_M is None:
+            output = _call(model, inputs | kwargs, places_M)
+        else:
+            with ask_at(asking, module, places_M):
+                output = model(**inputs, asking=asking, **kwargs)
     last = output.last_hidden_state.squeeze(0)
     output.last_hidden_state = packing.pad(last) if places_M is None else last
     if output.get("hidden_states") is not None:

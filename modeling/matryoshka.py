@@ -100,9 +100,9 @@ class Cut:
         def project(ids_NL: Tensor, mask_NL: Tensor, dropout: bool = True) -> Tensor:
             return self.project(raw(ids_NL, mask_NL, dropout))
 
-        def pooled(ids_NL: Tensor, mask_NL: Tensor) -> Tensor:
+        def pooled(ids_NL: Tensor, mask_NL: Tensor, **options: Any) -> Tensor:
             full: Any = encode.pooled
-            h_NH = full(ids_NL, mask_NL)
+            h_NH = full(ids_NL, mask_NL, **options)
             return widened(h_NH[:, : self.size], h_NH.shape[-1]) if self.h_is_cut else h_NH
 
         @torch.no_grad()

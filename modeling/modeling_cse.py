@@ -5,6 +5,7 @@ L tokens, H hidden size.
 """
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from .backbone import build_backbone, load_backbone, set_dropout
 from .base import EncoderWrapper
+from .conditional_encoder import embedding_width
 from .configuration_cse import CSEConfig
 from .contrast_modifiers import Modified, further_negatives
 from .distributed import gather_rows, own_columns
@@ -28,8 +30,18 @@ from .fast_packing import pack_batches, run_encoder
 from .hub import from_hub, hub_or_cache
 from .losses import contrast_diagnostics, cosine_logits, with_angular_margin
 from .matryoshka import Cut, sizes_and_weights
-from .objectives import FURTHER_POSITIVES, ContrastModifier, Encode, MaskingSpec, Objective, PositivesSpec, Views
+from .objectives import (
+    FURTHER_POSITIVES,
+    ContrastModifier,
+    Encode,
+    MaskingSpec,
+    Objective,
+    PerturbationSpec,
+    PositivesSpec,
+    Views,
+)
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
+from .perturbation import PERTURBATIONS, Kept, perturbed
 from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
 from .projectors import build_projector
 from .random_streams import own_stream, state_seed
@@ -159,10 +171,16 @@ class CSEModel(EncoderWrapper):
 
     @property
     def batch_specs(self) -> dict[str, MaskingSpec]:
-        """The copies that the objectives ask of the collator, by objective name, and the further positives."""
+        """The copies that the objectives ask of the collator, by objective name, the further positives, and the views'
+        perturbations."""
         specs = {objective.config.name: objective.batch_spec for objective in self.auxiliaries()}
         if self.config.positive_kinds:
             specs[FURTHER_POSITIVES] = PositivesSpec(kinds=self.config.positive_kinds)
+        first, second = self.config.view_changes
+        if first or second:
+            cuts = any(kind != "shuffle" for kind, _ in (*first, *second))
+            width = embedding_width(self.backbone) if cuts else 0
+            specs[PERTURBATIONS] = PerturbationSpec(first=first, second=second, width=width)
         return {name: spec for name, spec in specs.items() if spec is not None}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -210,7 +228,7 @@ class CSEModel(EncoderWrapper):
         """Return the views, the weighted terms of the loss with gradient, and the diagnostics."""
         draws = bool(self.objectives or self.config.positive_kinds or self.config.whitening_groups)
         before = state_seed(input_ids.device) if draws else 0
-        views, copies = self.encode_views(input_ids, attention_mask, token_counts), note_batch(copies)
+        views, copies = self.encode_views(input_ids, attention_mask, token_counts, copies), note_batch(copies)
         seed = state_seed(views.h.device) if draws else 0
         if self.config.positive_kinds:
             with own_stream(FURTHER_POSITIVES, seed, views.h.device):
@@ -277,6 +295,7 @@ class CSEModel(EncoderWrapper):
         attention_mask_NL: Tensor,
         mask_offset: int | Tensor | None = None,
         backbone: nn.Module | None = None,
+        kept: Kept | None = None,
     ) -> Tensor:
         """Return h (N, H). If the pooling reads one state per row, the last layer computes this state only
         (``fast_layers.py``).
@@ -284,22 +303,32 @@ class CSEModel(EncoderWrapper):
         Arguments:
             mask_offset: of the template's mask token, one for all rows or (N,), instead of ``prompt_mask_offset``.
             backbone: a copy of the model's own, which is the default.
+            kept: the token embeddings that stay; default: all.
         """
         offset: int | Tensor | None = single_offset(self.config.pooling, self.config.prompt_mask_offset)
         if offset is None:
-            return self.pooled_and_last(input_ids_NL, attention_mask_NL, backbone)[0]
+            return self.pooled_and_last(input_ids_NL, attention_mask_NL, backbone, kept)[0]
         if mask_offset is not None and self.config.pooling == "mask":
             offset = mask_offset
         places_N = flat_place_of(attention_mask_NL, offset)
         rows = (backbone or self.backbone, attention_mask_NL, input_ids_NL)
-        return run_encoder(*rows, places_M=places_N, each_row=True).last_hidden_state
+        factors = None if kept is None else kept.factors()
+        return run_encoder(*rows, places_M=places_N, each_row=True, factors_NLE=factors).last_hidden_state
 
     def pooled_and_last(
-        self, input_ids_NL: Tensor, attention_mask_NL: Tensor, backbone: nn.Module | None = None
+        self,
+        input_ids_NL: Tensor,
+        attention_mask_NL: Tensor,
+        backbone: nn.Module | None = None,
+        kept: Kept | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return h (N, H) and the last hidden states (N, L, H) of the backbone or of a copy."""
         deep, backbone = self.config.pooling in NEEDS_HIDDEN_STATES, backbone or self.backbone
-        output = run_encoder(backbone, attention_mask_NL, input_ids_NL, output_hidden_states=deep)
+        options: dict[str, Any] = {
+            "output_hidden_states": deep,
+            "factors_NLE": None if kept is None else kept.factors(),
+        }
+        output = run_encoder(backbone, attention_mask_NL, input_ids_NL, **options)
         states = output.hidden_states if deep else (output.last_hidden_state,)
         h = pool(self.config.pooling, states, attention_mask_NL, self.config.prompt_mask_offset)
         return h, output.last_hidden_state
@@ -311,20 +340,25 @@ class CSEModel(EncoderWrapper):
         mask_offset: int | Tensor | None = None,
         dropout: bool = True,
         backbone: nn.Module | None = None,
+        kept: Kept | None = None,
     ) -> Tensor:
         """Return h (N, H), computed in chunks if gradients are cached.
 
         Arguments:
-            mask_offset, backbone: as for :meth:`pooled`.
+            mask_offset, backbone, kept: as for :meth:`pooled`.
             dropout: False turns the encoder's dropout off.
         """
 
-        def pooled(ids: Tensor, mask: Tensor, offset: int | Tensor | None = mask_offset) -> tuple[Tensor]:
-            with nullcontext() if dropout else dropout_off(backbone or self.backbone):
-                return (self.pooled(ids, mask, offset, backbone),)
+        offsets = (mask_offset,) if isinstance(mask_offset, Tensor) else ()
 
-        rows = (input_ids_NL, attention_mask_NL)
-        return self.chunks(pooled, (*rows, mask_offset) if isinstance(mask_offset, Tensor) else rows)[0]
+        def pooled(ids: Tensor, mask: Tensor, *more: Tensor) -> tuple[Tensor]:
+            offset = more[0] if offsets else mask_offset
+            part = Kept(*more[len(offsets) :]) if kept is not None else None
+            with nullcontext() if dropout else dropout_off(backbone or self.backbone):
+                return (self.pooled(ids, mask, offset, backbone, part),)
+
+        rows = (input_ids_NL, attention_mask_NL, *offsets, *(kept.rows if kept is not None else ()))
+        return self.chunks(pooled, rows)[0]
 
     def embed(self, input_ids_NL: Tensor, attention_mask_NL: Tensor) -> SentenceEmbeddingOutput:
         """Return the embeddings of inference: the pooled state, projected if ``projector_at_inference``."""
@@ -413,12 +447,19 @@ class CSEModel(EncoderWrapper):
         with own_stream("template", state_seed(h_NH.device), h_NH.device):
             return h_NH - self.templates.vectors(encode, attention_mask_NL, views)
 
-    def encode_views(self, input_ids_BCL: Tensor, attention_mask_BCL: Tensor, token_counts_BC: Any = None) -> Views:
+    def encode_views(
+        self,
+        input_ids_BCL: Tensor,
+        attention_mask_BCL: Tensor,
+        token_counts_BC: Any = None,
+        batch: Mapping[str, Any] | None = None,
+    ) -> Views:
         """Encode all views in one pass, view-major. A single column is encoded twice under dropout.
 
         Arguments:
             input_ids_BCL, attention_mask_BCL: (B, C, L) int64.
             token_counts_BC: (B, C) the number of real tokens of each text, on the host; optional.
+            batch: the collator's further keys, with the views' perturbations if there are any.
         """
         columns = input_ids_BCL.shape[1]
         if columns == 1 and self.config.second_prompt_template is not None:
@@ -429,17 +470,23 @@ class CSEModel(EncoderWrapper):
         if token_counts_BC is not None:
             note_counts(mask, [row[column % columns] for column in range(max(columns, 2)) for row in token_counts_BC])
         views = max(columns, 2)
-        h, raw, z = self.encode_rows(ids, mask, views)
+        h, raw, z = self.encode_rows(ids, mask, views, batch or {})
         texts = self.templates.text_keys(ids, mask, views).unflatten(0, (views, -1))
         return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts, raw=raw)
 
     def encode_rows(
-        self, ids_NL: Tensor, mask_NL: Tensor, views: int, backbone: nn.Module | None = None
+        self,
+        ids_NL: Tensor,
+        mask_NL: Tensor,
+        views: int,
+        batch: Mapping[str, Any],
+        backbone: nn.Module | None = None,
     ) -> tuple[Tensor, ...]:
         """Return h, what the projector reads, and z of all views' rows, (V, B, H) each, by the backbone or by another
-        encoder."""
+        encoder. The batch may hold perturbations."""
         offsets_N = self.templates.offsets(len(ids_NL), views, ids_NL.device)
-        h_NH = self.pooled_in_chunks(ids_NL, mask_NL, offsets_N, backbone=backbone)
+        ids_NL, kept = perturbed(ids_NL, batch)
+        h_NH = self.pooled_in_chunks(ids_NL, mask_NL, offsets_N, backbone=backbone, kept=kept)
         raw_NH = self.without_template(h_NH, mask_NL, views, backbone=backbone)
         return tuple(each.unflatten(0, (views, -1)) for each in (h_NH, raw_NH, self.projected(raw_NH, views)))
 
@@ -453,7 +500,7 @@ class CSEModel(EncoderWrapper):
 
     def views_by(self, views: Views, batch: dict[str, Any], backbone: nn.Module) -> Views:
         """Return the same views and further positives, encoded by another encoder."""
-        h, raw, z = self.encode_rows(views.input_ids, views.attention_mask, len(views.h), backbone)
+        h, raw, z = self.encode_rows(views.input_ids, views.attention_mask, len(views.h), batch, backbone)
         return self.with_positives(replace(views, h=h, raw=raw, z=z), batch, backbone)
 
     def modified(self, views: Views, batch: dict[str, Any], encode: Encode, seed: int) -> Modified:
@@ -470,37 +517,51 @@ class CSEModel(EncoderWrapper):
         """
         config = self.config
         with torch.autocast(views.z.device.type, enabled=False):
-            z = views.z.float()
-            positives_B = own_columns(z[0])
-            keys = [gather_rows(view) for view in z[1:]]
-            logits_BK = cosine_logits(z[0], torch.cat(keys), config.temperature)
-            same_BK, identical = self.identical_texts(views, positives_B)
-            metrics = contrast_diagnostics(logits_BK[:, : len(keys[0])], positives_B, config.temperature)
-            logits_BK = with_angular_margin(logits_BK, positives_B, config.angular_margin, config.temperature)
-            if len(keys) > 1 and config.hard_negative_weight:
-                own = torch.nn.functional.one_hot(positives_B + len(keys[0]), logits_BK.shape[1])
-                logits_BK = logits_BK + config.hard_negative_weight * own
-            excluded = same_BK if config.mask_identical else None
-            loss, more = modified.loss(logits_BK, positives_B, excluded, views, range(len(z)))
+            positives_B, V = own_columns(views.z[0]), len(views.z)
+            reads_first = config.symmetric or config.same_view_negatives
+            keys = {view: gather_rows(views.z[view].float()) for view in range(0 if reads_first else 1, V)}
+            loss, more, logits_BK = self.one_way(views, (0, *range(1, V)), keys, modified)
+            metrics = contrast_diagnostics(logits_BK[:, : len(keys[1])], positives_B, config.temperature)
+            _, identical = self.identical_texts(views, positives_B, range(1, V))
             if config.symmetric:
-                backwards_BK = cosine_logits(z[1], gather_rows(z[0]), config.temperature)
-                backwards_BK = with_angular_margin(
-                    backwards_BK, positives_B, config.angular_margin, config.temperature
-                )
-                if config.mask_identical:
-                    excluded, _ = self.identical_texts(views, positives_B, slice(1))
-                loss = (loss + modified.loss(backwards_BK, positives_B, excluded, views, (1, 0))[0]) / 2
+                loss = (loss + self.one_way(views, (1, 0), keys, modified)[0]) / 2
             if views.further is not None and config.further_positives_weight:
                 loss = loss + config.further_positives_weight * self.further_contrast(views, positives_B, modified)
         terms = {"contrastive": config.contrastive_weight * loss} if config.contrastive_weight else {}
         return terms, metrics | more | {"identical_texts": identical}
+
+    def one_way(
+        self, views: Views, order: Sequence[int], keys: Mapping[int, Tensor], modified: Modified
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Return InfoNCE of one view's rows against the keys of others, (), the modifiers' diagnostics, and the
+        similarities without margin, (B, K).
+
+        Arguments:
+            order: the view of the rows, that of their positives, then those of further keys.
+            keys: (K, H) of each view.
+        """
+        config, (query, *others) = self.config, order
+        positives_B, τ = own_columns(views.z[0]), config.temperature
+        others += [query] * config.same_view_negatives
+        cosines_BK = cosine_logits(views.z[query].float(), torch.cat([keys[view] for view in others]), τ)
+        logits_BK = with_angular_margin(cosines_BK, positives_B, config.angular_margin, τ)
+        K = len(keys[others[0]])
+        if 2 in others and config.hard_negative_weight:
+            own = torch.nn.functional.one_hot(positives_B + K, logits_BK.shape[1])
+            logits_BK = logits_BK + config.hard_negative_weight * own
+        if config.same_view_negatives:  # a row is no key of its own
+            itself_B = positives_B + (len(others) - 1) * K
+            logits_BK = logits_BK.scatter(1, itself_B[:, None], -torch.inf)
+        excluded = self.identical_texts(views, positives_B, others)[0] if config.mask_identical else None
+        loss, more = modified.loss(logits_BK, positives_B, excluded, views, (query, *others))
+        return loss, more, cosines_BK
 
     def further_contrast(self, views: Views, positives_B: Tensor, modified: Modified) -> Tensor:
         """Return Σ_p L_NCE(z1, z_p) over the further positives, (). The keys are positives of the same kind.
 
         A key counts as the sentence that it was made of: for identical texts, and for what modifiers make of it."""
         config, z1_BH, total = self.config, views.z[0].float(), views.z.new_zeros((), dtype=torch.float32)
-        excluded = self.identical_texts(views, positives_B, slice(1))[0] if config.mask_identical else None
+        excluded = self.identical_texts(views, positives_B, (0,))[0] if config.mask_identical else None
         for z_BH in cast(Tensor, views.further).float():
             logits_BK = cosine_logits(z1_BH, gather_rows(z_BH), config.temperature)
             logits_BK = with_angular_margin(logits_BK, positives_B, config.angular_margin, config.temperature)
@@ -508,9 +569,7 @@ class CSEModel(EncoderWrapper):
         return total
 
     @torch.no_grad()
-    def identical_texts(
-        self, views: Views, positives_B: Tensor, columns: slice = slice(1, None)
-    ) -> tuple[Tensor, Tensor]:
+    def identical_texts(self, views: Views, positives_B: Tensor, columns: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Find keys with the text of a row's query or positive, other than the positive itself.
 
         Arguments:
@@ -521,7 +580,7 @@ class CSEModel(EncoderWrapper):
             (B, K) bool, True at such keys, and the number of rows that have one, ().
         """
         texts = views.texts
-        keys_K = torch.cat([gather_rows(view) for view in texts[columns]])
+        keys_K = torch.cat([gather_rows(texts[view]) for view in columns])
         same_BK = (keys_K == texts[0][:, None]) | (keys_K == texts[1][:, None])
         others_BK = same_BK.scatter(1, positives_B[:, None], False)
         return others_BK, others_BK.any(1).sum().float()

@@ -4,18 +4,16 @@ Unsupervised Sentence Embeddings"), as its released code computes it.
 Shape suffixes: B sentences of this process, K of all processes, P positives of a sentence, H hidden size.
 """
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
-from .backbone import build_backbone, load_backbone
 from .distributed import gather_rows, own_columns
 from .losses import cosine_logits, group_contrast, group_divergence, group_logits, info_nce
-from .objectives import Encode, Objective, Views
+from .objectives import Encode, Views
+from .second_encoder import SecondEncoder
 from .settings import ObjectiveConfig, check_number
 
 
@@ -43,7 +41,7 @@ class PeerCooperationConfig(ObjectiveConfig):
             check_number(f"peer_{field}", getattr(self, field), 0)
 
 
-class PeerCooperation(Objective):
+class PeerCooperation(SecondEncoder):
     """A second encoder that trains beside the first, and the agreement of both (PCL's peer-network cooperation)
 
     L = L_NCE + w·(D_cross + D_same + a·L'_NCE + b·L'_group)
@@ -55,7 +53,7 @@ class PeerCooperation(Objective):
 
     s is cos/τ; z' are the peer's vectors of the same views and further positives, L' its own losses. Both networks
     learn from both divergences. The peer starts from the backbone's checkpoint, differs by its dropout, and shares the
-    projector. Only training checkpoints hold it: embeddings are the first network's.
+    projector.
 
     The diagnostics ``peer_divergence``, ``peer_contrastive`` and ``peer_group`` are D_cross + D_same, L'_NCE and
     L'_group.
@@ -80,13 +78,6 @@ class PeerCooperation(Objective):
             L = D + self.config.own_contrast * L_NCE + self.config.own_group * L_group
         metrics = {"peer_divergence": D, "peer_contrastive": L_NCE, "peer_group": L_group}
         return {"peer": self.config.weight * L}, {name: value.detach() for name, value in metrics.items()}
-
-    def __init__(self, config: PeerCooperationConfig, encoder_config: PreTrainedConfig) -> None:
-        super().__init__(config, encoder_config)
-        self.encoder = build_backbone(deepcopy(encoder_config))
-
-    def init_from_checkpoint(self, name_or_path: str) -> None:
-        self.encoder = load_backbone(name_or_path, self.encoder.config, type(self.encoder))
 
 
 def first(views: Views) -> tuple[Tensor, Tensor]:

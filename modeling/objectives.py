@@ -18,6 +18,7 @@ from .distributed import token_mean
 from .fast_cache import WHOLE_BATCH, Chunks
 from .fast_counts import first_rows
 from .fast_packing import run_encoder
+from .perturbation import PERTURBATIONS
 from .settings import ObjectiveConfig
 
 # What an objective asks of the collator
@@ -120,9 +121,9 @@ class SpanSpec(MaskingSpec):
     longer: float = 1.0
 
 
-#: The kinds of further positives of a sentence: itself (under another dropout), copies with some of its words changed,
-#: and the corpus's last column, e.g. a back-translation, which is then not a contrastive one.
-POSITIVES = ("dropout", "shuffle", "reverse", "delete", "repeat", "column")
+#: The kinds of further positives of a sentence: itself (under another dropout), copies with some of its words changed
+#: or a span masked, and the corpus's last column, e.g. a back-translation, which is then not a contrastive one.
+POSITIVES = ("dropout", "shuffle", "reverse", "delete", "repeat", "mask", "column")
 #: Their name among the copies of a batch.
 FURTHER_POSITIVES = "further_positives"
 
@@ -170,6 +171,38 @@ class DeletionSpec(MaskingSpec):
     views: int = 1
     mask_share: float = 0.0
     random_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class PerturbationSpec(MaskingSpec):
+    """Request draws for the token embeddings of the first two views, R = 2·B rows of L tokens, view-major.
+
+    The collator adds, for the name ``perturbations``, those that a kind needs:
+
+    - ``perturbations_order`` (R, L) int64: the place from which each place takes its token (``shuffle``).
+    - ``perturbations_tokens`` (R, L), ``perturbations_features`` (R, E), bool: False where the whole token or the
+      whole feature becomes 0 (``token_cutoff``, ``feature_cutoff``; both come with each of the three cuts).
+    - ``perturbations_elements`` (R, L, E) bool: False where a single element becomes 0 (``dropout``).
+
+    Special tokens, padding and the tokens of a prompt template keep their places, and are cut by feature alone.
+
+    Arguments:
+        first, second: the kinds of each view with their rates. Of n tokens, or E features, ⌊rate·n⌋ are cut off; each
+            element is dropped with this probability. ``shuffle`` moves all tokens.
+        width: E, the width of the embedding layer.
+    """
+
+    probability: float = 0.0
+    mask_share: float = 0.0
+    random_share: float = 0.0
+    first: tuple[tuple[str, float], ...] = ()
+    second: tuple[tuple[str, float], ...] = ()
+    width: int = 0
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of both views."""
+        return {kind for kind, _ in (*self.first, *self.second)}
 
 
 def further_columns(specs: Mapping[str, MaskingSpec]) -> int:
@@ -232,7 +265,8 @@ class Encode:
             without gradient and dropout, and batch statistics stay. The texts are like those of the first view.
         views_by: ``views_by(network)`` encodes views and further positives by another encoder of the same family, with
             gradient, and returns them as ``Views``.
-        pooled: ``pooled(input_ids (N, L), attention_mask (N, L))`` returns the pooled states h (N, H).
+        pooled: ``pooled(input_ids (N, L), attention_mask (N, L))`` returns the pooled states h (N, H); with
+            ``dropout=False`` those without the encoder's dropout, with ``backbone`` those of another encoder.
     """
 
     backbone: Callable[..., Any]
@@ -328,7 +362,7 @@ class Objective(nn.Module):
     #: True if it reads ``views.z``. The projector is frozen if nothing reads it, the contrast included.
     reads_z: bool = True
     #: True if it reads the sentences' vectors, z or h. Matryoshka training computes such a term once for each size.
-    reads_vectors: ClassVar[bool] = True
+    reads_vectors: bool = True
     #: True if it works with cached gradients: its networks run through ``encode.chunks`` (or it has none) and treat
     #: rows independently; terms that couple rows use the outputs of the full batch.
     cacheable: ClassVar[bool] = False
@@ -478,7 +512,7 @@ def vectors_of_rows(vectors_VBH: Tensor, views: int, rows: int) -> Tensor:
 OBJECTIVES: dict[str, type[Objective]] = {}
 
 #: Names that would clash with fields of the model's config: ``<name>_weight``.
-_RESERVED = ("contrastive", "hard_negative", FURTHER_POSITIVES)
+_RESERVED = ("contrastive", "hard_negative", FURTHER_POSITIVES, PERTURBATIONS)
 
 Kind = TypeVar("Kind", bound=type[Objective])
 

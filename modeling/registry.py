@@ -15,6 +15,8 @@ from .objective_queue import MomentumQueue
 from .objective_rank import RankingDistillation
 from .objective_reconstruction import Reconstruction
 from .objective_rtd import ReplacedTokenDetection
+from .objective_token_information import TokenInformation
+from .objective_towers import TwoTowers
 from .objective_triplet import MaskedTriplet
 from .objective_tsdae import Denoising
 from .objectives import OBJECTIVES, register_objective, registered
@@ -38,6 +40,8 @@ for _objective in (
     GuidedNegatives,
     NoiseNegatives,
     MomentumQueue,
+    TwoTowers,
+    TokenInformation,
 ):
     register_objective(_objective)
 

@@ -204,7 +204,7 @@ class CSETrainingArguments(RunTrainingArguments):
         default="none",
         metadata={
             "help": "The positive of a single sentence: none (dropout alone), or its words: shuffle, delete, repeat, "
-            "reverse."
+            "reverse; or mask, a span of its characters masked."
         },
     )
     augmentation_rate: float | None = field(
@@ -212,6 +212,10 @@ class CSETrainingArguments(RunTrainingArguments):
         metadata={
             "help": "Share of the words that the augmentation changes; default: 0.2, for shuffle and reverse 1."
         },
+    )
+    augmentation_span: int | None = field(
+        default=None,
+        metadata={"help": "Consecutive characters that the augmentation mask replaces by one mask token; default: 5."},
     )
     mask_contrastive_input: bool = field(
         default=False,
@@ -285,7 +289,9 @@ class CSETrainingArguments(RunTrainingArguments):
             raise ValueError(f"objective_warmup_steps must be at least 0, got {self.objective_warmup_steps}")
         if self.objective_warmup_steps and self.objectives_from is not None:
             raise ValueError("give objective_warmup_steps or objectives_from, got both")
-        make_augmentation(self.augmentation, self.augmentation_rate)  # raises ValueError for wrong values
+        make_augmentation(  # raises ValueError for wrong values
+            self.augmentation, self.augmentation_rate, self.augmentation_span
+        )
         self.spread_evaluations = self.eval_steps is None and self.save_steps is None
         self.eval_steps = EVAL_STEPS if self.eval_steps is None else self.eval_steps
         self.select_last = (

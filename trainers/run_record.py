@@ -58,10 +58,11 @@ def history(trainer: Trainer) -> tuple[list[dict[str, float]], list[dict[str, fl
 
 
 def positives_of(trainer: Any) -> str:
-    """Return the origin of the positives: ``dropout``, an augmentation, ``pairs`` or ``triplets``."""
+    """Return the origin of the positives: dropout, perturbation, an augmentation, pairs or triplets."""
     further = further_columns(trainer.model.batch_specs)
     columns = len(trainer.corpus.columns) - further
-    return {2: "pairs", 3: "triplets"}.get(columns) or trainer.args.augmentation.replace("none", "dropout")
+    alone = "perturbation" if any(trainer.model.config.view_changes) else "dropout"
+    return {2: "pairs", 3: "triplets"}.get(columns) or trainer.args.augmentation.replace("none", alone)
 
 
 def own_modules(trainer: Any) -> list[str]:

@@ -116,7 +116,7 @@ class CSETrainer(HubTrainer):
             model.batch_specs,
             args.seed,
             model.config.prompt_template,
-            augmentation=make_augmentation(args.augmentation, args.augmentation_rate),
+            augmentation=make_augmentation(args.augmentation, args.augmentation_rate, args.augmentation_span),
             mask_contrastive_input=args.mask_contrastive_input,
             second_template=model.config.second_prompt_template,
         )
@@ -453,13 +453,13 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
         raise ValueError(
             f"teachers must name as many encoders as the objectives read, {teachers}, got {args.teachers}"
         )
-    augmentation = make_augmentation(args.augmentation, args.augmentation_rate)
+    augmentation = make_augmentation(args.augmentation, args.augmentation_rate, args.augmentation_span)
     check_augmentation(augmentation, corpus, further)
-    one_text = len(corpus.columns) - further == 1 and augmentation is None
+    one_text = len(corpus.columns) - further == 1 and augmentation is None and not any(model.config.view_changes)
     if one_text and model.config.second_prompt_template is None and not any(dropout.values()):
         raise ValueError(
             f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
-            "set dropout, e.g. --dropout 0.1, choose an --augmentation, or train on pairs"
+            "set dropout, e.g. --dropout 0.1, choose an --augmentation, perturb a view, or train on pairs"
         )
     rows = args.per_device_train_batch_size * args.world_size
     if rows < 2:

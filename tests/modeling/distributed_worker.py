@@ -22,6 +22,7 @@ from csekit.modeling import (
     InfoCSEForPreTraining,
     InfoCSEPretrainingConfig,
     MaskingSpec,
+    PerturbationSpec,
     PositivesSpec,
     SpanSpec,
     TargetSpec,
@@ -128,6 +129,29 @@ CASES: dict[str, dict[str, Any]] = {
     "angular_margin": {"columns": 3, "angular_margin": 0.5, "symmetric": True, "hard_negative_weight": 0.7},
     "triplet": {"columns": 2, "triplet_weight": 0.7, "triplet_margin": 0.3, "angular_margin": 0.17},
     "chunks_triplet": {**TEMPLATES, "chunks": 3, "triplet_weight": 0.7, "triplet_margin": 0.3},
+    "perturbed": {"columns": 3, "perturb_first": "feature_cutoff+shuffle", "perturb_second": "dropout", "chunks": 3},
+    "towers": {"columns": 2, "towers_weight": 0.7, "towers_negatives": 5},
+    "chunks_towers": {
+        "columns": 2,
+        "chunks": 3,
+        "towers_weight": 0.7,
+        "towers_negatives": 0,
+        "towers_dropout": False,
+        "contrastive_weight": 0.0,
+        "matryoshka_dims": [5],
+    },
+    "token_information": {"columns": 2, "token_information_weight": 0.7, "token_information_channels": 6},
+    "chunks_token_information": {
+        "columns": 2,
+        "chunks": 3,
+        "token_information_weight": 0.7,
+        "token_information_channels": 8,
+        "token_information_kernels": "1+3",
+        "token_information_sentence": "h",
+        "contrastive_weight": 0.0,
+        "matryoshka_dims": [5],
+    },
+    "same_view": {"columns": 3, "same_view_negatives": True, "symmetric": True, "mask_identical": True},
     "templates": TEMPLATES,
     "chunks_templates": {
         **TEMPLATES,
@@ -182,6 +206,31 @@ def joined_batch(columns: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": (torch.arange(L) < lengths).long(), **teachers}
 
 
+def simple_copies(spec: MaskingSpec, batch: dict[str, Tensor]) -> dict[str, Tensor] | None:
+    """The copies that follow from each row alone; None for those of masked tokens."""
+    first = [batch[key][:, 0] for key in ("input_ids", "attention_mask")]
+    if isinstance(spec, SpanSpec):
+        short, long = (first[0].index_fill(1, torch.arange(2, stop), 4) for stop in (3, 5))
+        return {"input_ids": torch.cat([short, long])}
+    if isinstance(spec, PositivesSpec):
+        ids, mask = (each.repeat(len(spec.kinds), 1) for each in first)
+        return {"input_ids": torch.where(ids % 7 == 0, 9, ids), "attention_mask": mask}
+    if isinstance(spec, PerturbationSpec):
+        ids = batch["input_ids"][:, :2].transpose(0, 1).flatten(0, 1)
+        order = torch.stack([torch.arange(L).roll(int(row.sum()) % 2) for row in ids])
+        features = (ids.sum(1, keepdim=True) + torch.arange(16)) % 5 > 0
+        elements = (ids[:, :, None] + torch.arange(16)) % 3 > 0
+        return {"order": order, "tokens": ids % 7 != 0, "features": features, "elements": elements}
+    if isinstance(spec, DeletionSpec | TargetSpec):
+        view = spec.view if isinstance(spec, TargetSpec) else 0
+        ids, mask = (batch[key][:, view] for key in ("input_ids", "attention_mask"))
+        chosen = (mask * (torch.arange(L) > 0)).flatten().nonzero().squeeze(1)
+        kept = slice(L) if isinstance(spec, TargetSpec) else slice(L - 3)
+        values = {"input_ids": ids[:, kept], "attention_mask": mask[:, kept]}
+        return values | {"positions": chosen, "labels": ids.flatten()[chosen]}
+    return None
+
+
 def batch_of(
     rank: int | None, columns: int, masked: list[tuple[int, ...]] | None, specs: dict[str, MaskingSpec]
 ) -> dict[str, Tensor]:
@@ -193,26 +242,7 @@ def batch_of(
     batch = {name: value[rows] for name, value in full.items()}
     for name, spec in specs.items():
         count = spec.views
-        if isinstance(spec, SpanSpec):
-            ids = batch["input_ids"][:, 0]
-            short, long = (ids.index_fill(1, torch.arange(2, stop), 4) for stop in (3, 5))
-            batch[f"{name}_input_ids"] = torch.cat([short, long])
-            continue
-        if isinstance(spec, PositivesSpec):
-            ids, mask = (batch[key][:, 0].repeat(len(spec.kinds), 1) for key in ("input_ids", "attention_mask"))
-            batch |= {f"{name}_input_ids": torch.where(ids % 7 == 0, 9, ids), f"{name}_attention_mask": mask}
-            continue
-        if isinstance(spec, DeletionSpec):
-            ids, mask = (batch[key][:, 0] for key in ("input_ids", "attention_mask"))
-            chosen = (mask * (torch.arange(L) > 0)).flatten().nonzero().squeeze(1)
-            values = {"input_ids": ids[:, : L - 3], "attention_mask": mask[:, : L - 3]}
-            values |= {"positions": chosen, "labels": ids.flatten()[chosen]}
-            batch |= {f"{name}_{key}": value for key, value in values.items()}
-            continue
-        if isinstance(spec, TargetSpec):
-            ids, mask = (batch[key][:, spec.view] for key in ("input_ids", "attention_mask"))
-            chosen = (mask * (torch.arange(L) > 0)).flatten().nonzero().squeeze(1)
-            values = {"input_ids": ids, "attention_mask": mask, "positions": chosen, "labels": ids.flatten()[chosen]}
+        if (values := simple_copies(spec, batch)) is not None:
             batch |= {f"{name}_{key}": value for key, value in values.items()}
             continue
         ids = batch["input_ids"][:, :count].transpose(0, 1).flatten(0, 1)

@@ -32,6 +32,8 @@ AVERAGED = {
     "group": {"group_positives"},
     "peer": {"peer_divergence", "peer_contrastive", "peer_group"},
     "tsdae": {"tsdae_accuracy"},
+    "towers": {"towers_same", "towers_different"},
+    "token_information": {"token_information_accuracy"},
 }
 #: Those of the objectives that change the contrast, which have no term.
 MODIFIED = {"guided_left_out", "noise_cosine", "queue_cosine"}

@@ -42,6 +42,16 @@ SETS: dict[str, dict[str, Any]] = {
     "peer": {**TEMPLATES, "further_positives": "shuffle", "further_positives_weight": 0.5, "peer_weight": 1.0},
     "templates": {**TEMPLATES, "queue_weight": 1.0, "queue_size": 7},
     "templates_batchnorm": {**TEMPLATES, "edited_weight": 1.0, "projector": "batchnorm", "pooling": "mean"},
+    "same_view": {"same_view_negatives": True, "symmetric": True, "queue_weight": 1.0, "queue_size": 7},
+    "perturbed": {
+        **TEMPLATES,
+        "perturb_first": "feature_cutoff:0.3+shuffle",
+        "perturb_second": "token_cutoff+dropout",
+        "peer_weight": 1.0,
+    },
+    "towers": {**TEMPLATES, "towers_weight": 1.0, "towers_negatives": 2},
+    "towers_without_dropout": {"towers_weight": 1.0, "towers_dropout": False, "pooling": "mean"},
+    "token_information": {"token_information_weight": 1.0, "token_information_channels": 6, **TEMPLATES},
     "joint": {"objectives": ["reconstruction", "dcm", "icm", "rtd", "mlm", "aux_mlm"], "aux_mlm_head_init": "random"},
 }
 #: Randomness that differs between chunks and the whole batch.

@@ -71,6 +71,44 @@ def test_a_run_with_further_positives_and_a_peer_logs_its_terms(small_run: Calla
     )
 
 
+def test_a_run_with_perturbed_views_needs_no_dropout(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    fields = {"perturb_first": "feature_cutoff", "perturb_second": "shuffle+token_cutoff:0.3", "dropout": 0.0}
+    contrast = {"same_view_negatives": True, "symmetric": True}
+    trainer = small_run(tmp_path / "run", fields=fields | contrast, max_steps=2, cache_chunk_size=5)
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["loss"] == pytest.approx(entry["loss/contrastive"], abs=1e-4)
+    assert entry["metrics/positive_cosine"] < 0.9999
+    results = json.loads((trainer.save_run() / "results.json").read_text(encoding="utf-8"))
+    assert results["positives"] == "perturbation"
+    assert results["config"]["perturb_first"] == "feature_cutoff"
+
+
+def test_a_run_with_two_towers_logs_its_term(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    fields = {"objectives": ["towers"], "towers_dropout": False, "contrastive_weight": 0.0, "pooling": "mean"}
+    options = {"max_steps": 2, "cache_chunk_size": 5, "optim": "rmsprop", "weight_decay": 0.0}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, **options)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["loss"] == pytest.approx(entry["loss/towers"], abs=1e-4)
+    assert 0 <= entry["metrics/towers_same"] <= 1
+    moved = {name for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])}
+    assert {name.split(".")[0] for name in moved} == {"backbone", "objectives"}
+    folder = trainer.save_run()
+    assert load_encoder(folder, device="cpu").encode(["the dog sings ."]).shape == (1, 32)
+
+
+def test_a_run_with_token_information_logs_its_term(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    fields = {"objectives": ["token_information"], "contrastive_weight": 0.0, "token_information_channels": 6}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, max_steps=2, cache_chunk_size=5)
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["loss"] == pytest.approx(entry["loss/token_information"], abs=1e-4)
+    assert 0 < entry["metrics/token_information_accuracy"] <= 1
+    assert load_encoder(trainer.save_run(), device="cpu").encode(["the dog sings ."]).shape == (1, 32)
+
+
 def test_views_of_two_templates_need_no_dropout(small_run: Callable[..., Any], tmp_path: Path) -> None:
     options = {"max_seq_length": 16, "max_steps": 2}
     small_run(tmp_path / "two", fields=FIELDS | {"dropout": 0.0}, **options).train()

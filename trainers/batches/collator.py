@@ -16,6 +16,7 @@ from csekit.modeling.objectives import (
     DeletionSpec,
     EditSpec,
     MaskingSpec,
+    PerturbationSpec,
     PositivesSpec,
     SpanSpec,
     TargetSpec,
@@ -31,7 +32,8 @@ from csekit.trainers.batches.masking import (
     span_copies,
     target_copy,
 )
-from csekit.trainers.data.augmentation import RATES, Augmentation, fitting_words
+from csekit.trainers.batches.perturbation import perturbations
+from csekit.trainers.data.augmentation import Augmentation, fitting_words, make_augmentation
 
 
 class CSECollator:
@@ -56,7 +58,8 @@ class CSECollator:
             ``teacher_0_1``, ``teacher_0_2``, …
 
     Raises:
-        ValueError: the tokenizer has no padding token, or no mask token that a spec needs; ``max_seq_length`` with
+        ValueError: the tokenizer has no padding token, or no mask token that a spec or the augmentation needs;
+            ``max_seq_length`` with
             the template exceeds its limit, or leaves no room for a sentence; a spec or the template is not valid;
             ``mask_contrastive_input`` without the objective ``mlm``.
     """
@@ -87,6 +90,8 @@ class CSECollator:
         self.batch_specs = dict(batch_specs or {})
         self.seed, self.pad_to_multiple_of, self.augmentation = seed, pad_to_multiple_of, augmentation
         self.vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
+        if tokenizer.mask_token is None and augmentation is not None and augmentation.kind == "mask":
+            raise ValueError("augmentation 'mask' needs a tokenizer with a mask token, this one has none")
         for name, spec in self.batch_specs.items():
             check_spec(f"batch_specs[{name!r}]", spec, self.vocabulary)
         self.teachers = list(teachers)
@@ -111,7 +116,8 @@ class CSECollator:
             - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
               ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
               independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). The docstrings of
-              ``EditSpec``, ``TargetSpec``, ``SpanSpec``, ``PositivesSpec`` and ``DeletionSpec`` list their keys.
+              ``EditSpec``, ``TargetSpec``, ``SpanSpec``, ``PositivesSpec``, ``DeletionSpec`` and
+              ``PerturbationSpec`` list their keys.
 
         Raises:
             ValueError: rows with different numbers of texts, or without the further column that a spec needs.
@@ -175,6 +181,9 @@ class CSECollator:
             return self._target(name, spec, own, index_B, epoch_B)
         if isinstance(spec, DeletionSpec):
             return self._deletions(name, spec, own, index_B, epoch_B)
+        if isinstance(spec, PerturbationSpec):
+            ids, own_places = (part[: 2 * len(index_B)] for part in own[:2])
+            return perturbations(ids, own_places, spec, seed=self.seed, epoch=epoch_B, index=index_B)
         if isinstance(spec, SpanSpec):
             B, draws = len(index_B), self._draws(name, epoch_B, index_B, 1)
             return span_copies(own[0][:B], own[1][:B], spec, self.vocabulary, **draws)
@@ -192,6 +201,7 @@ class CSECollator:
             epoch=[row["epoch"] for row in rows],
             index=[row["index"] for row in rows],
             words=fitting_words(self.tokenizer, texts, self.lengths[0], self.templates[0]),
+            mask_token=self.tokenizer.mask_token,
         )
 
     def _further_positives(self, spec: PositivesSpec, rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
@@ -200,11 +210,11 @@ class CSECollator:
         draws = {key: [row[key] for row in rows] for key in ("epoch", "index")}
         words = fitting_words(self.tokenizer, texts, self.lengths[0], self.templates[0])
         for number, kind in enumerate(spec.kinds, start=1):
-            if kind in RATES:
-                change = Augmentation(kind, RATES[kind])
-                found += change(texts, seed=self.seed, **draws, words=words, number=number)
-            else:
+            if kind in ("dropout", "column"):
                 found += [row["texts"][-1] for row in rows] if kind == "column" else texts
+            elif change := make_augmentation(kind):
+                token = self.tokenizer.mask_token
+                found += change(texts, seed=self.seed, **draws, words=words, number=number, mask_token=token)
         tokens = tokenize(self.tokenizer, found, self.lengths[0], self.templates[0])
         ids, _, lengths = self._rows(tokens, range(len(found)))
         mask = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)

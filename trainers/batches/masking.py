@@ -80,6 +80,8 @@ def check_spec(name: str, spec: MaskingSpec, vocabulary: MaskingVocabulary) -> N
         )
     if isinstance(spec, PositivesSpec) and not set(spec.kinds) <= set(POSITIVES):
         raise ValueError(f"{name}: kinds must be of {POSITIVES}, got {spec.kinds}")
+    if isinstance(spec, PositivesSpec) and "mask" in spec.kinds and vocabulary.mask_id is None:
+        raise ValueError(f"{name}: kind 'mask' needs a tokenizer with a mask token, this one has none")
     for field, allowed in (("operation", OPERATIONS), ("text", TEXTS)) if isinstance(spec, EditSpec) else ():
         if getattr(spec, field) not in allowed:
             raise ValueError(f"{name}: {field} must be one of {allowed}, got {getattr(spec, field)!r}")

@@ -1,4 +1,5 @@
-"""Augmented positives: some of a sentence's words are deleted or repeated, or their order is shuffled.
+"""Augmented positives: some of a sentence's words are deleted or repeated, their order is shuffled, or a span of its
+characters is masked.
 
 Words are separated by white space, so the language must write it. Every draw is a hash of (seed, epoch, sample index),
 as in masking: a sentence gets the same positive in any batch, worker or process and after any resume, and another one
@@ -22,8 +23,10 @@ logger = logging.getLogger(__name__)
 
 #: Default share of the words by kind: all for a shuffle; for the others the value of PCL's released code.
 RATES = {"shuffle": 1.0, "delete": 0.2, "repeat": 0.2, "reverse": 1.0}
-KINDS = ("none", *RATES)
-ONE_WORD_LIMIT = 0.05
+KINDS = ("none", *RATES, "mask")
+UNCHANGED_LIMIT = 0.05
+#: Default number of masked characters, and the length below which a text stays as it is (Mirror-BERT's released code).
+SPAN, SHORTEST = 5, 30
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,18 @@ class Augmentation:
 
     A sentence of one word does not change: its two views differ by dropout alone.
 
+    ``mask`` replaces one span of ``span`` consecutive characters, blanks included, by the mask token as a word of its
+    own (Mirror-BERT, Liu et al. 2021). Texts of fewer than 30 characters, or at most ``span``, do not change.
+
     Arguments:
-        kind: ``shuffle``, ``delete``, ``repeat`` or ``reverse``.
-        rate: share of the words, in (0, 1].
+        kind: ``shuffle``, ``delete``, ``repeat``, ``reverse`` or ``mask``.
+        rate: share of the words, in (0, 1]; ``mask`` does not read it.
+        span: number of characters, for ``mask``.
     """
 
     kind: str
     rate: float
+    span: int = SPAN
 
     def __call__(
         self,
@@ -56,6 +64,7 @@ class Augmentation:
         index: Sequence[int],
         words: Sequence[int],
         number: int = 0,
+        mask_token: str | None = None,
     ) -> list[str]:
         """Return the positives of N sentences, words joined by single blanks.
 
@@ -64,12 +73,28 @@ class Augmentation:
             epoch, index: (N,) each: epoch and sample index.
             words: (N,) number of first words that are used; the positive has no others (see :func:`fitting_words`).
             number: another number makes other positives of the same sentences.
+            mask_token: the tokenizer's, for ``mask``.
         """
         words_N = [text.split(maxsplit=count)[:count] for text, count in zip(texts, words, strict=True)]
-        W = max(map(len, words_N), default=0)
         stream = f"augmentation/{self.kind}" + (f"/{number}" if number else "")
+        if self.kind == "mask":
+            draws_N = uniform(seed, epoch, index, stream)
+            return [self._masked(" ".join(words), u, mask_token) for words, u in zip(words_N, draws_N, strict=True)]
+        W = max(map(len, words_N), default=0)
         draws_N2W = uniform(seed, epoch, index, stream, (2, W))
         return [" ".join(self._of_words(words, *draws)) for words, draws in zip(words_N, draws_N2W, strict=True)]
+
+    def changes(self, text: str) -> bool:
+        """Return False for a text that stays as it is."""
+        if self.kind == "mask":
+            return len(text) >= max(SHORTEST, self.span + 1)
+        return len(text.split(maxsplit=1)) > 1
+
+    def _masked(self, text: str, draw: float, mask_token: str | None) -> str:
+        if not self.changes(text):
+            return text
+        start = int(draw * (len(text) - self.span + 1))
+        return " ".join([text[:start], str(mask_token), text[start + self.span :]])
 
     def _of_words(self, words: list[str], choice_W: np.ndarray, order_W: np.ndarray) -> list[str]:
         n = len(words)
@@ -109,34 +134,39 @@ def fitting_words(
     return counts
 
 
-def make_augmentation(kind: str, rate: float | None = None) -> Augmentation | None:
+def make_augmentation(kind: str, rate: float | None = None, span: int | None = None) -> Augmentation | None:
     """Return the augmentation of a setting; None for ``none``.
 
     Raises:
-        ValueError: an unknown kind, a rate outside (0, 1], or a rate with ``none``.
+        ValueError: an unknown kind, a rate outside (0, 1], a span below 1, a rate with ``none`` or ``mask``, or a span
+            without ``mask``.
     """
     if kind not in KINDS:
         raise ValueError(f"augmentation must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
     if rate is not None and not 0 < rate <= 1:
         raise ValueError(f"augmentation_rate must lie in (0, 1], got {rate}")
+    if span is not None and span < 1:
+        raise ValueError(f"augmentation_span must be at least 1, got {span}")
+    if rate is not None and kind in ("none", "mask"):
+        raise ValueError(f"augmentation_rate must be left out with augmentation {kind!r}, got {rate}")
+    if span is not None and kind != "mask":
+        raise ValueError(f"augmentation_span must be left out with augmentation {kind!r}, got {span}")
     if kind == "none":
-        if rate is not None:
-            raise ValueError(f"augmentation_rate must be left out with augmentation 'none', got {rate}")
         return None
-    return Augmentation(kind, RATES[kind] if rate is None else rate)
+    return Augmentation(kind, RATES.get(kind, 1.0) if rate is None else rate, SPAN if span is None else span)
 
 
 def check_augmentation(
     augmentation: Augmentation | None, corpus: Corpus, further: int = 0, sample: int = 1000
 ) -> None:
-    """Check that a corpus can be augmented; warn if more than 5 % of the texts are single words.
+    """Check that a corpus can be augmented; warn if more than 5 % of the texts would stay as they are.
 
     Arguments:
         further: columns behind the contrastive ones, which objectives read.
         sample: number of rows that are counted.
 
     Raises:
-        ValueError: the corpus has several contrastive columns, or all texts are single words.
+        ValueError: the corpus has several contrastive columns, or all texts would stay as they are.
     """
     if augmentation is None:
         return
@@ -147,12 +177,16 @@ def check_augmentation(
             f"columns {', '.join(columns)}: name one, e.g. --columns {columns[0]}, or leave the augmentation out"
         )
     texts = [row[0] for row in corpus.sample(sample)]
-    share = sum(len(text.split(maxsplit=1)) < 2 for text in texts) / len(texts)
-    if share > ONE_WORD_LIMIT:
+    share = sum(not augmentation.changes(text) for text in texts) / len(texts)
+    if share > UNCHANGED_LIMIT:
+        masks = augmentation.kind == "mask"
+        short = f"shorter than {max(SHORTEST, augmentation.span + 1)} characters"
         told = (
-            f"{share:.0%} of {len(texts):,} texts of {corpus.name} are a single word between white space, which "
-            f"augmentation {augmentation.kind!r} does not change"
+            f"{share:.0%} of {len(texts):,} texts of {corpus.name} are "
+            f"{short if masks else 'a single word between white space'}, which augmentation {augmentation.kind!r} "
+            "does not change"
         )
         if share == 1:
-            raise ValueError(f"{told}; segment a language without spaces into words first")
+            rest = "choose another one" if masks else "segment a language without spaces into words first"
+            raise ValueError(f"{told}; {rest}")
         logger.warning("%s: dropout alone makes their positive", told)

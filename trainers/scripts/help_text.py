@@ -91,6 +91,7 @@ BEFORE_METHOD = (
         (
             "train_file", "dataset_name", "columns", "max_seq_length", "block_length", "max_train_samples",
             "streaming", "train_fraction", "filter_overlap", "augmentation", "augmentation_rate",
+            "augmentation_span",
         ),
     ),
 )  # fmt: skip

@@ -29,14 +29,15 @@ def texts_of(batch: dict[str, Any]) -> list[list[int]]:
 def test_the_texts_are_those_of_each_kind_kind_by_kind(wordpiece: Any, sentences: list[str], template: Any) -> None:
     translated = [*sentences[1:], sentences[0]]
     rows = items([list(pair) for pair in zip(sentences, translated, strict=True)])
-    kinds = ("dropout", "reverse", "shuffle", "column")
+    kinds = ("dropout", "reverse", "shuffle", "mask", "column")
     batch = CSECollator(wordpiece, 24, specs(*kinds), seed=7, prompt_template=template)(rows)
     length, B = training_length(wordpiece, 24, template), len(sentences)
     words = fitting_words(wordpiece, sentences, length, template)
     reverse = [" ".join(text.split()[:count][::-1]) for text, count in zip(sentences, words, strict=True)]
     draws = {"seed": 7, "epoch": [0] * B, "index": list(range(10, 10 + B)), "words": words}
     shuffled = Augmentation("shuffle", 1.0)(sentences, **draws, number=3)
-    expected = [*sentences, *reverse, *shuffled, *translated]
+    masked = Augmentation("mask", 1.0)(sentences, **draws, number=4, mask_token=wordpiece.mask_token)
+    expected = [*sentences, *reverse, *shuffled, *masked, *translated]
     assert texts_of(batch) == tokenize(wordpiece, expected, length, template).input_ids
     assert batch["input_ids"].shape[1] == 1  # the corpus's last column is none of the contrast
     assert batch[f"{FURTHER_POSITIVES}_token_counts"].tolist() == [len(ids) for ids in texts_of(batch)]

@@ -1,5 +1,6 @@
 """Positives made of a sentence's own words: what changes, what it depends on, where it is refused."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from csekit.modeling.objectives import EditSpec, MaskingSpec
+from csekit.modeling.objectives import EditSpec, MaskingSpec, PositivesSpec
 from csekit.modeling.tokenization import tokenize
 from csekit.trainers import CSECollator, load_corpus
 from csekit.trainers.data.augmentation import Augmentation, check_augmentation, fitting_words, make_augmentation
@@ -142,7 +143,8 @@ def test_the_words_in_front_of_the_cut_are_counted(wordpiece: Any, sentences: li
 @pytest.mark.parametrize(
     ("kind", "rate", "message"),
     [
-        ("swap", None, "augmentation must be one of 'none', 'shuffle', 'delete', 'repeat', 'reverse', got 'swap'"),
+        ("swap", None, r"augmentation must be one of 'none', .* 'repeat', 'reverse', 'mask', got 'swap'"),
+        ("mask", 0.2, "augmentation_rate must be left out with augmentation 'mask', got 0.2"),
         ("delete", 0.0, r"augmentation_rate must lie in \(0, 1\], got 0.0"),
         ("shuffle", 1.5, r"augmentation_rate must lie in \(0, 1\], got 1.5"),
         ("none", 0.2, "augmentation_rate must be left out with augmentation 'none', got 0.2"),
@@ -151,6 +153,89 @@ def test_the_words_in_front_of_the_cut_are_counted(wordpiece: Any, sentences: li
 def test_settings_that_cannot_be(kind: str, rate: float | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_augmentation(kind, rate)
+
+
+@pytest.mark.parametrize(
+    ("kind", "span", "message"),
+    [
+        ("mask", 0, "augmentation_span must be at least 1, got 0"),
+        ("delete", 5, "augmentation_span must be left out with augmentation 'delete', got 5"),
+    ],
+)
+def test_spans_that_cannot_be(kind: str, span: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_augmentation(kind, None, span)
+
+
+# A masked span of characters
+
+
+def masked(texts: list[str], span: int | None = None, **changes: Any) -> list[str]:
+    augmentation = make_augmentation("mask", None, span)
+    assert augmentation is not None
+    given = {"seed": 42, "epoch": [0] * len(texts), "index": list(range(len(texts)))} | changes
+    given.setdefault("words", [len(text.split()) for text in texts])
+    return augmentation(texts, mask_token="[MASK]", **given)
+
+
+@pytest.mark.parametrize("span", [1, 5, 60])
+def test_a_span_of_characters_becomes_one_mask_token(span: int) -> None:
+    text = "A blind man heard the green dog sing in its sleep, and it sang well."
+    assert len(text) == 68
+    starts = Counter()
+    for got in masked([text] * 3000, span):
+        left, right = got.split(" [MASK] ")
+        assert text.startswith(left)
+        assert text.endswith(right)
+        assert len(left) + span + len(right) == len(text)
+        starts[len(left)] += 1
+    places = len(text) - span + 1
+    assert set(starts) <= set(range(places))
+    assert {0, places - 1} <= set(starts)
+    assert max(starts.values()) < 2.5 * 3000 / places
+
+
+def test_short_texts_stay_and_the_draw_depends_on_seed_epoch_and_sample_alone() -> None:
+    short, long = "x" * 29, "x" * 30
+    assert masked([short, "y" * 61], 61) == [short, "y" * 61]
+    assert masked([long])[0] != long
+    assert masked([long, short])[1] == short
+    sentence = " ".join(TEXTS[5].split())
+    base = masked([sentence] * 6)
+    assert len(set(base)) > 1
+    assert masked([sentence] * 2, index=[4, 0]) == [base[4], base[0]]
+    assert masked([sentence] * 6, epoch=[1] * 6) != base
+    assert masked([sentence] * 6, seed=43) != base
+    cut = masked([sentence], words=[12])[0].replace(" [MASK] ", "")
+    assert len(cut) == len(" ".join(sentence.split()[:12])) - 5  # nothing from behind the truncation
+
+
+def test_the_collator_masks_with_the_tokenizer_s_own_token(wordpiece: Any) -> None:
+    texts = ["A blind man heard the green dog sing in its sleep, and it sang well.", "It rains."]
+    augmentation = make_augmentation("mask")
+    batch = CSECollator(wordpiece, 32, augmentation=augmentation)(rows([[text] for text in texts]))
+    found = (batch["input_ids"] == wordpiece.mask_token_id).sum(-1)
+    assert found.tolist() == [[0, 1], [0, 0]]
+
+
+def test_a_tokenizer_without_mask_token_is_refused(wordpiece: Any) -> None:
+    other = copy.deepcopy(wordpiece)
+    other.mask_token = None
+    with pytest.raises(ValueError, match="augmentation 'mask' needs a tokenizer with a mask token, this one has none"):
+        CSECollator(other, 32, augmentation=make_augmentation("mask"))
+    with pytest.raises(ValueError, match="kind 'mask' needs a tokenizer with a mask token, this one has none"):
+        CSECollator(other, 32, {"further_positives": PositivesSpec(kinds=("mask",))})
+
+
+def test_a_corpus_of_short_texts_is_told(tmp_path: Path, caplog: Any) -> None:
+    augmentation = make_augmentation("mask")
+    (tmp_path / "short.txt").write_text("A man runs.\nTwo dogs sleep.\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"100% of 2 texts of .* are shorter than 30 characters, which augmentation"):
+        check_augmentation(augmentation, load_corpus(tmp_path / "short.txt", cache_dir=tmp_path))
+    long = "A blind man heard the green dog sing in its sleep.\n"
+    (tmp_path / "mixed.txt").write_text(f"{long}A man runs.\n", encoding="utf-8")
+    check_augmentation(augmentation, load_corpus(tmp_path / "mixed.txt", cache_dir=tmp_path))
+    assert "50% of 2 texts" in caplog.text
 
 
 # In the batch
