@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .base import EncoderWrapperConfig
+from .composition import COMPOSITIONS
 from .matryoshka import cuts_z, sizes_and_weights
 from .objectives import POSITIVES, ContrastModifier
 from .pooling import POOLINGS
@@ -42,9 +43,14 @@ class CSEConfig(EncoderWrapperConfig):
         mask_identical: leave texts identical to a row's own out of its denominator.
         further_positives: kinds of further positives of each sentence, joined by '+': ``dropout`` (itself again),
             ``shuffle``, ``reverse``, ``delete``, ``repeat`` (its words changed), ``column`` (the corpus's last column,
-            e.g. a back-translation). ``shuffle+shuffle+dropout`` makes three.
+            e.g. a back-translation), ``halves`` and ``parts`` (two texts whose states make one positive: the halves of
+            the sentence, or the corpus's last two columns; CompCSE). ``shuffle+shuffle+dropout`` makes three.
         further_positives_weight: factor of each further positive's InfoNCE, which is added to the contrast; 0 leaves
             them to the objectives that read them (``group``, ``peer``).
+        composition: the state of a positive of two texts: their ``mean``, or ``first_last``, the first half of the
+            dimensions from the first text and the second half from the second.
+        second_view_weight: factor of the InfoNCE of the second view; 0 leaves the contrast to the further positives.
+        contrast_dims: the contrast reads the first dimensions of the projected vectors, this many; default: all.
         whitening_groups: number of groups of dimensions that are whitened between pooled state and projector, in
             training only (WhitenedCSE); it divides the hidden size, and 0 whitens nothing. Each view, and each further
             positive, has its own statistics, over the rows of all processes.
@@ -80,6 +86,9 @@ class CSEConfig(EncoderWrapperConfig):
     mask_identical: bool = False
     further_positives: str | None = None
     further_positives_weight: float = 1.0
+    composition: str = "mean"
+    second_view_weight: float = 1.0
+    contrast_dims: int | None = None
     whitening_groups: int = 0
     whitening_shuffle: bool = True
     matryoshka_dims: list[int] | None = None
@@ -160,6 +169,22 @@ class CSEConfig(EncoderWrapperConfig):
                     f"further_positives must be {', '.join(map(repr, POSITIVES))}, joined by '+', "
                     f"got {self.further_positives!r}"
                 )
+        if {"column", "parts"} <= set(self.positive_kinds):
+            raise ValueError(
+                "further_positives must not have both 'column' and 'parts', which read the same column, "
+                f"got {self.further_positives!r}"
+            )
+        _one_of("composition", self.composition, COMPOSITIONS)
+        check_number("second_view_weight", self.second_view_weight, 0)
+        if self.second_view_weight == 0 and not (self.positive_kinds and self.further_positives_weight):
+            raise ValueError(
+                "second_view_weight must be greater than 0 without further_positives that the contrast reads, got 0"
+            )
+        check_type("contrast_dims", self.contrast_dims, CSEConfig.__annotations__["contrast_dims"])
+        if self.contrast_dims is not None and not 1 <= self.contrast_dims <= self.hidden_size:
+            raise ValueError(
+                f"contrast_dims must be from 1 to the hidden size, {self.hidden_size}, got {self.contrast_dims}"
+            )
 
     def _check_whitening(self) -> None:
         for name in ("whitening_groups", "whitening_shuffle"):
@@ -189,7 +214,7 @@ class CSEConfig(EncoderWrapperConfig):
                 f"got {self.truncate_dim}"
             )
         if self.matryoshka_dims is not None:
-            for name in ("whitening_groups", "further_positives"):
+            for name in ("whitening_groups", "further_positives", "contrast_dims"):
                 if value := getattr(self, name):
                     raise ValueError(f"matryoshka_dims cannot be combined with {name}, got {value!r}")
         held = self.matryoshka_dims is not None and "queue" in modifiers

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from .backbone import build_backbone, load_backbone, set_dropout
 from .base import EncoderWrapper
+from .composition import composed
 from .configuration_cse import CSEConfig
 from .contrast_modifiers import Modified, further_negatives
 from .distributed import gather_rows, own_columns
@@ -234,7 +235,8 @@ class CSEModel(EncoderWrapper):
         Arguments:
             cut: the views are cut to some dimensions: only what reads them, and nothing that keeps a state.
         """
-        terms, metrics = self.contrast(views, self.modified(views, copies, encode, seed))
+        contrasted = self.as_contrasted(views)
+        terms, metrics = self.contrast(contrasted, self.modified(contrasted, copies, encode, seed))
         for objective in self.auxiliaries():
             if cut and (isinstance(objective, ContrastModifier) or not objective.reads_vectors):
                 continue
@@ -448,8 +450,16 @@ class CSEModel(EncoderWrapper):
         if not (kinds := self.config.positive_kinds):
             return views
         ids, mask = (batch[f"{FURTHER_POSITIVES}_{key}"] for key in ("input_ids", "attention_mask"))
-        further = self.project(ids, mask, backbone=backbone, blocks=len(kinds)).unflatten(0, (len(kinds), -1))
-        return replace(views, further=further)
+        h_RH = self.projector_input(ids, mask, backbone=backbone)
+        h_NH = composed(h_RH, PositivesSpec(kinds=kinds).texts, self.config.composition)
+        return replace(views, further=self.projected(h_NH, len(kinds)).unflatten(0, (len(kinds), -1)))
+
+    def as_contrasted(self, views: Views) -> Views:
+        """Return the views with the dimensions of the projected vectors that the contrast reads."""
+        d = self.config.contrast_dims
+        if d is None:
+            return views
+        return replace(views, z=views.z[..., :d], further=None if views.further is None else views.further[..., :d])
 
     def views_by(self, views: Views, batch: dict[str, Any], backbone: nn.Module) -> Views:
         """Return the same views and further positives, encoded by another encoder."""
@@ -490,6 +500,7 @@ class CSEModel(EncoderWrapper):
                 if config.mask_identical:
                     excluded, _ = self.identical_texts(views, positives_B, slice(1))
                 loss = (loss + modified.loss(backwards_BK, positives_B, excluded, views, (1, 0))[0]) / 2
+            loss = config.second_view_weight * loss
             if views.further is not None and config.further_positives_weight:
                 loss = loss + config.further_positives_weight * self.further_contrast(views, positives_B, modified)
         terms = {"contrastive": config.contrastive_weight * loss} if config.contrastive_weight else {}

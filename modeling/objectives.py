@@ -121,8 +121,11 @@ class SpanSpec(MaskingSpec):
 
 
 #: The kinds of further positives of a sentence: itself (under another dropout), copies with some of its words changed,
-#: and the corpus's last column, e.g. a back-translation, which is then not a contrastive one.
-POSITIVES = ("dropout", "shuffle", "reverse", "delete", "repeat", "column")
+#: the corpus's last column, e.g. a back-translation, which is then not a contrastive one; and two texts whose states
+#: make one positive: its two halves, and the corpus's last two columns.
+POSITIVES = ("dropout", "shuffle", "reverse", "delete", "repeat", "column", "halves", "parts")
+#: The kinds that are made of two texts.
+COMPOSED = ("halves", "parts")
 #: Their name among the copies of a batch.
 FURTHER_POSITIVES = "further_positives"
 
@@ -131,10 +134,11 @@ FURTHER_POSITIVES = "further_positives"
 class PositivesSpec(MaskingSpec):
     """Request P further positives of each sentence, the first text of its row.
 
-    The collator adds, for the name ``further_positives``, P·B rows of K tokens, kind by kind, both int64:
+    The collator adds, for the name ``further_positives``, R rows of K tokens, kind by kind, both int64:
 
-    - ``further_positives_input_ids``, ``further_positives_attention_mask`` (P·B, K): the texts, with the first view's
-      template if there is one.
+    - ``further_positives_input_ids``, ``further_positives_attention_mask`` (R, K): the texts, with the first view's
+      template if there is one. R is B for each kind; 2·B for one that is composed of two texts, all first ones before
+      all second ones.
 
     Arguments:
         kinds: of :data:`POSITIVES`, one for each further positive; a kind may come several times. Those that change
@@ -148,7 +152,12 @@ class PositivesSpec(MaskingSpec):
 
     @property
     def further_columns(self) -> int:
-        return int("column" in self.kinds)
+        return 2 if "parts" in self.kinds else int("column" in self.kinds)
+
+    @property
+    def texts(self) -> tuple[int, ...]:
+        """The number of texts of each kind."""
+        return tuple(2 if kind in COMPOSED else 1 for kind in self.kinds)
 
 
 @dataclass(frozen=True)
@@ -478,7 +487,7 @@ def vectors_of_rows(vectors_VBH: Tensor, views: int, rows: int) -> Tensor:
 OBJECTIVES: dict[str, type[Objective]] = {}
 
 #: Names that would clash with fields of the model's config: ``<name>_weight``.
-_RESERVED = ("contrastive", "hard_negative", FURTHER_POSITIVES)
+_RESERVED = ("contrastive", "second_view", "hard_negative", FURTHER_POSITIVES)
 
 Kind = TypeVar("Kind", bound=type[Objective])
 

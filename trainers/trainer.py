@@ -445,7 +445,8 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
     further = further_columns(model.batch_specs)
     if len(corpus.columns) <= further:
         raise ValueError(
-            f"the objectives need one more column after the sentence's, {corpus.name} has only "
+            f"the objectives need {('one more column', 'two more columns')[further - 1]} after the sentence's, "
+            f"{corpus.name} has only "
             f"{', '.join(corpus.columns)}"
         )
     teachers = max((objective.teachers for objective in model.auxiliaries()), default=0)

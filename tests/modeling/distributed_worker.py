@@ -142,6 +142,17 @@ CASES: dict[str, dict[str, Any]] = {
     "group": {"columns": 3, "further_positives": "shuffle", "further_positives_weight": 0.0, "group_weight": 5.0},
     "peer": {"columns": 2, "peer_weight": 3.0, "contrastive_weight": 0.0, "further_positives": "delete"},
     "chunks_peer": {**TEMPLATES, "chunks": 3, "peer_weight": 3.0, "further_positives": "delete", "queue_weight": 1.0},
+    "halves": {"columns": 2, "further_positives": "halves+shuffle", "second_view_weight": 0.0, "contrast_dims": 5},
+    "chunks_halves": {
+        **TEMPLATES,
+        "chunks": 3,
+        "further_positives": "halves",
+        "composition": "first_last",
+        "projector": "batchnorm",
+        "contrast_dims": 7,
+        "queue_weight": 1.0,
+        "queue_size": 5,
+    },
     "whitening": {"columns": 2, "whitening_groups": 8, "further_positives": "shuffle+column", "symmetric": True},
     "chunks_whitening": {
         **TEMPLATES,
@@ -182,6 +193,13 @@ def joined_batch(columns: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": (torch.arange(L) < lengths).long(), **teachers}
 
 
+def further_positives(batch: dict[str, Tensor], texts: int) -> dict[str, Tensor]:
+    """``texts`` times the first column, some ids changed, others in the first block than in the rest."""
+    ids, mask = (batch[key][:, 0].repeat(texts, 1) for key in ("input_ids", "attention_mask"))
+    later = (torch.arange(len(ids)) >= len(batch["input_ids"]))[:, None]
+    return {"input_ids": torch.where((ids % 7 == 0) | (later & (ids % 5 == 0)), 9, ids), "attention_mask": mask}
+
+
 def batch_of(
     rank: int | None, columns: int, masked: list[tuple[int, ...]] | None, specs: dict[str, MaskingSpec]
 ) -> dict[str, Tensor]:
@@ -199,8 +217,7 @@ def batch_of(
             batch[f"{name}_input_ids"] = torch.cat([short, long])
             continue
         if isinstance(spec, PositivesSpec):
-            ids, mask = (batch[key][:, 0].repeat(len(spec.kinds), 1) for key in ("input_ids", "attention_mask"))
-            batch |= {f"{name}_input_ids": torch.where(ids % 7 == 0, 9, ids), f"{name}_attention_mask": mask}
+            batch |= {f"{name}_{key}": value for key, value in further_positives(batch, sum(spec.texts)).items()}
             continue
         if isinstance(spec, DeletionSpec):
             ids, mask = (batch[key][:, 0] for key in ("input_ids", "attention_mask"))
