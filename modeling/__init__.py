@@ -37,6 +37,7 @@ from .objective_queue import MomentumQueue, MomentumQueueConfig
 from .objective_rank import RankingDistillation, RankingDistillationConfig
 from .objective_reconstruction import Reconstruction, ReconstructionConfig
 from .objective_rtd import ReplacedTokenDetection, ReplacedTokenDetectionConfig
+from .objective_smoothing import InstanceSmoothing, InstanceSmoothingConfig
 from .objective_triplet import MaskedTriplet, MaskedTripletConfig
 from .objective_tsdae import Denoising, DenoisingConfig
 from .objectives import (
@@ -104,6 +105,8 @@ __all__ = [
     "InforMinModel",
     "InformationCompensation",
     "InformationCompensationConfig",
+    "InstanceSmoothing",
+    "InstanceSmoothingConfig",
     "MSSEConfig",
     "MSSEModel",
     "MaskedCopy",

@@ -144,7 +144,7 @@ class CSEConfig(EncoderWrapperConfig):
         self._check_templates()
         self._check_positives()
         self._check_whitening()
-        self._check_sizes(modifiers)
+        self._check_sizes()
         names = [objective.name for objective in self.objectives]
         if len(set(names)) < len(names):
             raise ValueError(f"objectives must differ in name, got {names}")
@@ -205,7 +205,7 @@ class CSEConfig(EncoderWrapperConfig):
         """The kinds of further positives, in their order."""
         return tuple(self.further_positives.split("+")) if self.further_positives is not None else ()
 
-    def _check_sizes(self, modifiers: list[str]) -> None:
+    def _check_sizes(self) -> None:
         sizes_and_weights(self.matryoshka_dims, self.matryoshka_weights, self.hidden_size)
         check_type("truncate_dim", self.truncate_dim, CSEConfig.__annotations__["truncate_dim"])
         if self.truncate_dim is not None and not 1 <= self.truncate_dim <= self.hidden_size:
@@ -217,11 +217,12 @@ class CSEConfig(EncoderWrapperConfig):
             for name in ("whitening_groups", "further_positives", "contrast_dims"):
                 if value := getattr(self, name):
                     raise ValueError(f"matryoshka_dims cannot be combined with {name}, got {value!r}")
-        held = self.matryoshka_dims is not None and "queue" in modifiers
-        if held and not cuts_z(self.projector, self.projector_at_inference):
+        holding = [o.name for o in self.objectives if registered(o.name).keeps_vectors]
+        cut = self.matryoshka_dims is not None and holding
+        if cut and not cuts_z(self.projector, self.projector_at_inference):
             raise ValueError(
                 "projector must be 'none', or projector_at_inference True, with matryoshka_dims and the objective "
-                f"'queue', which holds projected vectors of the full size, got {self.projector!r}"
+                f"{holding[0]!r}, which holds projected vectors of the full size, got {self.projector!r}"
             )
 
     # Flat access to the objectives' fields

@@ -341,6 +341,8 @@ class Objective(nn.Module):
     #: True if it works with cached gradients: its networks run through ``encode.chunks`` (or it has none) and treat
     #: rows independently; terms that couple rows use the outputs of the full batch.
     cacheable: ClassVar[bool] = False
+    #: True if it keeps projected vectors of earlier batches, of the full size.
+    keeps_vectors: ClassVar[bool] = False
     #: The number of frozen teachers whose vectors it reads: ``batch["teacher_0"]`` (B, D), ``teacher_1``, …
     teachers: int = 0
     #: True if it reads the teachers' vectors of all contrastive columns: ``teacher_0_1`` (B, D) of the second, …

@@ -15,6 +15,7 @@ from .objective_queue import MomentumQueue
 from .objective_rank import RankingDistillation
 from .objective_reconstruction import Reconstruction
 from .objective_rtd import ReplacedTokenDetection
+from .objective_smoothing import InstanceSmoothing
 from .objective_triplet import MaskedTriplet
 from .objective_tsdae import Denoising
 from .objectives import OBJECTIVES, register_objective, registered
@@ -35,6 +36,7 @@ for _objective in (
     MaskedTriplet,
     GroupContrast,
     PeerCooperation,
+    InstanceSmoothing,
     GuidedNegatives,
     NoiseNegatives,
     MomentumQueue,

@@ -36,6 +36,8 @@ _PUBLIC: dict[str, str] = {
             "InforMinModel",
             "InformationCompensation",
             "InformationCompensationConfig",
+            "InstanceSmoothing",
+            "InstanceSmoothingConfig",
             "MSSEConfig",
             "MSSEModel",
             "MaskedLM",

@@ -49,6 +49,7 @@ TEMPLATES = {
         {"before": [2, 4], "after": [3], "mask_offset": 1},
     ],
 }
+MEMORY = {"smoothing_size": 13, "smoothing_neighbors": 4}
 CASES: dict[str, dict[str, Any]] = {
     "pairs": {"columns": 2},
     "triplets": {"columns": 3, "hard_negative_weight": 0.7},
@@ -142,6 +143,16 @@ CASES: dict[str, dict[str, Any]] = {
     "group": {"columns": 3, "further_positives": "shuffle", "further_positives_weight": 0.0, "group_weight": 5.0},
     "peer": {"columns": 2, "peer_weight": 3.0, "contrastive_weight": 0.0, "further_positives": "delete"},
     "chunks_peer": {**TEMPLATES, "chunks": 3, "peer_weight": 3.0, "further_positives": "delete", "queue_weight": 1.0},
+    "smoothing": {"columns": 2, "smoothing_weight": 0.7, **MEMORY},
+    "chunks_smoothing": {"columns": 2, "chunks": 3, "smoothing_weight": 0.7, **MEMORY, "projector": "batchnorm"},
+    "matryoshka_smoothing": {
+        "columns": 2,
+        "matryoshka_dims": [4],
+        "projector": "none",
+        "smoothing_weight": 0.7,
+        **MEMORY,
+        "smoothing_ramp_steps": 4,
+    },
     "halves": {"columns": 2, "further_positives": "halves+shuffle", "second_view_weight": 0.0, "contrast_dims": 5},
     "chunks_halves": {
         **TEMPLATES,

@@ -38,6 +38,7 @@ SETS: dict[str, dict[str, Any]] = {
     "triplet": {"triplet_weight": 1.0, "triplet_margin": 0.3, "angular_margin": 0.3, "projector": "batchnorm"},
     "triplet_dropout": {"triplet_weight": 1.0, "triplet_margin": 0.3, "triplet_dropout": True, **TEMPLATES},
     "whitening": {"whitening_groups": 8, "further_positives": "dropout", "queue_weight": 1.0, "queue_size": 7},
+    "smoothing": {"smoothing_weight": 1.0, "smoothing_size": 4, "smoothing_neighbors": 2, "projector": "batchnorm"},
     "halves": {"further_positives": "halves+dropout", "second_view_weight": 0.0, "contrast_dims": 5},
     "positives": {"further_positives": "dropout+repeat", "group_weight": 1.0, "projector": "batchnorm"},
     "peer": {**TEMPLATES, "further_positives": "shuffle", "further_positives_weight": 0.5, "peer_weight": 1.0},
