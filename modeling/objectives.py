@@ -6,7 +6,7 @@ size, E embedding size of the vocabulary.
 """
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -345,6 +345,8 @@ class Objective(nn.Module):
     keeps_vectors: ClassVar[bool] = False
     #: The number of frozen teachers whose vectors it reads: ``batch["teacher_0"]`` (B, D), ``teacher_1``, …
     teachers: int = 0
+    #: The number R of the corpus's rows whose vectors, by each teacher, it gets before training (``set_references``).
+    references: int = 0
     #: True if it reads the teachers' vectors of all contrastive columns: ``teacher_0_1`` (B, D) of the second, …
     teaches_all_columns: bool = False
 
@@ -413,6 +415,9 @@ class Objective(nn.Module):
         return tuple(token_mean(each_M.sum(), len(each_M)) for each_M in found)
 
     # Training and loading
+
+    def set_references(self, vectors: Sequence[Tensor]) -> None:
+        """Keep the vectors, (R, D), that each teacher gives to ``references`` rows of the corpus."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return groups of parameters with their own learning rate or gradient clipping.

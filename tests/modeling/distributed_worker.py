@@ -102,6 +102,15 @@ CASES: dict[str, dict[str, Any]] = {
         "rank_shuffle": 0.3,
         "rank_teachers": 2,
     },
+    "rank_mse": {
+        "columns": 2,
+        "rank_weight": 4.0,
+        "rank_loss": "mse",
+        "rank_low": -0.4,
+        "rank_high": 0.6,
+        "rank_teachers": 2,
+        "rank_references": 7,
+    },
     "chunks_rank": {
         "columns": 2,
         "chunks": 3,
@@ -279,6 +288,13 @@ def write_generator(folder: Path) -> None:
     BertForMaskedLM(encoder_config()).save_pretrained(folder)
 
 
+def objective_references(objective: Any) -> None:
+    """Set the vectors that a trainer would: of each teacher for each reference."""
+    generator = torch.Generator().manual_seed(seed(3))
+    rows = [torch.randn(objective.references, 5, generator=generator) for _ in range(objective.teachers)]
+    objective.set_references(rows)
+
+
 def run(
     rank: int | None,
     generator: Path,
@@ -297,6 +313,7 @@ def run(
     for objective in model.config.objectives:
         if hasattr(objective, "generator"):
             objective.generator = str(generator)
+        objective_references(model.objectives[objective.name])
     model.load_frozen()
     model.chunks = Chunks(0 if rank is None else chunks)
     module = model if rank is None else DistributedDataParallel(model, find_unused_parameters=False)
