@@ -17,6 +17,7 @@ from .modeling_infocse_pretraining import InfoCSEForPreTraining, PretrainingOutp
 from .modeling_informin import InforMinModel
 from .modeling_msse import MSSEModel
 from .modeling_simcse import SimCSEModel
+from .objective_attention import AttentionInformation, AttentionInformationConfig
 from .objective_aux_mlm import AuxiliaryMaskedLM, AuxiliaryMaskedLMConfig
 from .objective_conditional import (
     ConditionalMaskedLM,
@@ -70,6 +71,8 @@ AutoModelForPreTraining.register(InfoCSEPretrainingConfig, InfoCSEForPreTraining
 __all__ = [
     "METHODS",
     "OBJECTIVES",
+    "AttentionInformation",
+    "AttentionInformationConfig",
     "AuxiliaryMaskedLM",
     "AuxiliaryMaskedLMConfig",
     "CSEConfig",

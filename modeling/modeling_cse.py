@@ -25,7 +25,7 @@ from .export import export_encoder
 from .fast_cache import WHOLE_BATCH, Chunks, check_cacheable
 from .fast_counts import note_batch, note_counts
 from .fast_dropout import dropout_off, speed_up_dropout
-from .fast_packing import pack_batches, run_encoder
+from .fast_packing import pack_batches, run_encoder, run_with_attention
 from .hub import from_hub, hub_or_cache
 from .losses import contrast_diagnostics, cosine_logits, with_angular_margin
 from .matryoshka import Cut, sizes_and_weights
@@ -431,17 +431,51 @@ class CSEModel(EncoderWrapper):
         if token_counts_BC is not None:
             note_counts(mask, [row[column % columns] for column in range(max(columns, 2)) for row in token_counts_BC])
         views = max(columns, 2)
-        h, raw, z = self.encode_rows(ids, mask, views)
+        h_NH, attentions = self.attended_in_chunks(ids, mask, views)
+        h, raw, z = self.encode_rows(ids, mask, views, h_NH=h_NH)
         texts = self.templates.text_keys(ids, mask, views).unflatten(0, (views, -1))
-        return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts, raw=raw)
+        return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts, raw=raw, attentions=attentions)
+
+    def attended_in_chunks(
+        self, ids_NL: Tensor, mask_NL: Tensor, views: int
+    ) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """Return h (N, H) and the attention of the layers that objectives read, (V, B, A, L, L) each; None and nothing
+        if none reads any."""
+        layers = sorted({layer for objective in self.auxiliaries() for layer in objective.attention_layers})
+        if not layers:
+            return None, {}
+        offset: int | Tensor | None = single_offset(self.config.pooling, self.config.prompt_mask_offset)
+        offsets_N = self.templates.offsets(len(ids_NL), views, ids_NL.device)
+        given = (ids_NL, mask_NL) if offset is None or offsets_N is None else (ids_NL, mask_NL, offsets_N)
+        deep = self.config.pooling in NEEDS_HIDDEN_STATES
+
+        def attended(ids: Tensor, mask: Tensor, own: int | Tensor | None = offset) -> tuple[Tensor, ...]:
+            output = run_with_attention(self.backbone, mask, ids, output_hidden_states=deep)
+            states = output.hidden_states if deep else (output.last_hidden_state,)
+            if own is None:
+                h = pool(self.config.pooling, states, mask, self.config.prompt_mask_offset)
+            else:
+                places = flat_place_of(mask, own if self.config.pooling == "mask" else offset)
+                h = output.last_hidden_state.flatten(0, 1).index_select(0, places)
+            real_N1LL = (mask[:, None, :, None] * mask[:, None, None, :]).bool()
+            return h, *(output.attentions[layer].where(real_N1LL, 0.0) for layer in layers)
+
+        h_NH, *found = self.chunks(attended, given)
+        return h_NH, {layer: each.unflatten(0, (views, -1)) for layer, each in zip(layers, found, strict=True)}
 
     def encode_rows(
-        self, ids_NL: Tensor, mask_NL: Tensor, views: int, backbone: nn.Module | None = None
+        self,
+        ids_NL: Tensor,
+        mask_NL: Tensor,
+        views: int,
+        backbone: nn.Module | None = None,
+        h_NH: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Return h, what the projector reads, and z of all views' rows, (V, B, H) each, by the backbone or by another
-        encoder."""
-        offsets_N = self.templates.offsets(len(ids_NL), views, ids_NL.device)
-        h_NH = self.pooled_in_chunks(ids_NL, mask_NL, offsets_N, backbone=backbone)
+        encoder; h may be given."""
+        if h_NH is None:
+            offsets_N = self.templates.offsets(len(ids_NL), views, ids_NL.device)
+            h_NH = self.pooled_in_chunks(ids_NL, mask_NL, offsets_N, backbone=backbone)
         raw_NH = self.without_template(h_NH, mask_NL, views, backbone=backbone)
         return tuple(each.unflatten(0, (views, -1)) for each in (h_NH, raw_NH, self.projected(raw_NH, views)))
 

@@ -7,7 +7,7 @@ size, E embedding size of the vocabulary.
 
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -200,6 +200,8 @@ class Views:
         texts: (V, B) int64, a hash of each text (``text_keys``), without the template's tokens if templates differ.
         further: (P, B, H) the projected further positives, kind by kind; None without any.
         raw: (V, B, H) what the projector reads: h, or h less its template's vector.
+        attentions: the layers whose attention an objective reads, each (V, B, A, L, L): the probabilities of A heads,
+            after dropout, 0 for padding.
         width: H if h and z may be cut to the first dimensions (Matryoshka), else 0.
     """
 
@@ -211,6 +213,7 @@ class Views:
     further: Tensor | None = None
     raw: Tensor = None  # type: ignore[assignment]  # the model always gives it
     width: int = 0
+    attentions: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def positives(self) -> Tensor:
@@ -343,6 +346,8 @@ class Objective(nn.Module):
     cacheable: ClassVar[bool] = False
     #: True if it keeps projected vectors of earlier batches, of the full size.
     keeps_vectors: ClassVar[bool] = False
+    #: The encoder's layers, counted from 0, whose attention of the views it reads (``Views.attentions``).
+    attention_layers: Sequence[int] = ()
     #: The number of frozen teachers whose vectors it reads: ``batch["teacher_0"]`` (B, D), ``teacher_1``, …
     teachers: int = 0
     #: The number R of the corpus's rows whose vectors, by each teacher, it gets before training (``set_references``).

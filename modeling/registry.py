@@ -1,5 +1,6 @@
 """The objectives of the package, registered by name in the order in which help texts and messages list them."""
 
+from .objective_attention import AttentionInformation
 from .objective_aux_mlm import AuxiliaryMaskedLM
 from .objective_conditional import ConditionalMaskedLM, CorrectiveLM
 from .objective_consistency import RankingConsistency
@@ -37,6 +38,7 @@ for _objective in (
     GroupContrast,
     PeerCooperation,
     InstanceSmoothing,
+    AttentionInformation,
     GuidedNegatives,
     NoiseNegatives,
     MomentumQueue,

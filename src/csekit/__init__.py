@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 _PUBLIC: dict[str, str] = {
     **dict.fromkeys(
         (
+            "AttentionInformation",
+            "AttentionInformationConfig",
             "AuxiliaryMaskedLM",
             "AuxiliaryMaskedLMConfig",
             "CSEConfig",

@@ -50,6 +50,7 @@ TEMPLATES = {
     ],
 }
 MEMORY = {"smoothing_size": 13, "smoothing_neighbors": 4}
+ATTENTION = {"name": "attention", "weight": 9.0, "first_layer": 0, "last_layer": 0, "groups": 1, "samples": 0}
 CASES: dict[str, dict[str, Any]] = {
     "pairs": {"columns": 2},
     "triplets": {"columns": 3, "hard_negative_weight": 0.7},
@@ -152,6 +153,8 @@ CASES: dict[str, dict[str, Any]] = {
     "group": {"columns": 3, "further_positives": "shuffle", "further_positives_weight": 0.0, "group_weight": 5.0},
     "peer": {"columns": 2, "peer_weight": 3.0, "contrastive_weight": 0.0, "further_positives": "delete"},
     "chunks_peer": {**TEMPLATES, "chunks": 3, "peer_weight": 3.0, "further_positives": "delete", "queue_weight": 1.0},
+    "attention": {"columns": 2, "objectives": [ATTENTION], "contrastive_weight": 0.0},
+    "chunks_attention": {**TEMPLATES, "chunks": 3, "objectives": [ATTENTION], "projector": "batchnorm"},
     "smoothing": {"columns": 2, "smoothing_weight": 0.7, **MEMORY},
     "chunks_smoothing": {"columns": 2, "chunks": 3, "smoothing_weight": 0.7, **MEMORY, "projector": "batchnorm"},
     "matryoshka_smoothing": {

@@ -31,6 +31,7 @@ AVERAGED = {
     "triplet": {"triplet_violations"},
     "group": {"group_positives"},
     "peer": {"peer_divergence", "peer_contrastive", "peer_group"},
+    "attention": {"attention_information"},
     "smoothing": {"smoothing_cosine"},
     "tsdae": {"tsdae_accuracy"},
 }

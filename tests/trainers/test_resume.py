@@ -143,9 +143,10 @@ def test_sampled_edits_and_augmented_positives_are_resumed(base: dict[str, Any],
         {"fields": {"further_positives": "dropout", "whitening_groups": 8}, "cache_chunk_size": 5},
         {"fields": {"further_positives": "halves", "second_view_weight": 0.0, "contrast_dims": 9}},
         {"fields": {"smoothing_weight": 0.5, "smoothing_size": 20, "smoothing_ramp_steps": 9}},
+        {"fields": {"attention_weight": 0.1, "attention_first_layer": 0, "attention_last_layer": 1}},
         {"method": "joint", "fields": {"objectives": ["tsdae"], "contrastive_weight": 0.0}, "cache_chunk_size": 5},
     ],
-    ids=["templates", "triplet", "triplet_dropout", "peer", "whitening", "halves", "smoothing", "tsdae"],
+    ids=["templates", "triplet", "triplet_dropout", "peer", "whitening", "halves", "smoothing", "attention", "tsdae"],
 )
 def test_templates_and_other_copies_are_resumed(base: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:
     options = options | {"max_steps": 10, "eval_steps": 4}
