@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from csekit.evaluation.neighbors import nearest_neighbors as nearest_neighbors
     from csekit.evaluation.pairs import Pairs as Pairs
     from csekit.evaluation.pairs import read_pairs as read_pairs
+    from csekit.evaluation.rank_vectors import RankEncoder as RankEncoder
     from csekit.evaluation.report.page import SearchData as SearchData
     from csekit.evaluation.report.page import build_report as build_report
     from csekit.evaluation.report.page import write_report as write_report
@@ -112,6 +113,7 @@ _PUBLIC = {
         "Pairs",
         "read_pairs",
     ),
+    "rank_vectors": ("RankEncoder",),
     "report.page": (
         "SearchData",
         "build_report",

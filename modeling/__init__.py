@@ -17,6 +17,7 @@ from .modeling_infocse_pretraining import InfoCSEForPreTraining, PretrainingOutp
 from .modeling_informin import InforMinModel
 from .modeling_msse import MSSEModel
 from .modeling_simcse import SimCSEModel
+from .objective_attention import AttentionInformation, AttentionInformationConfig
 from .objective_aux_mlm import AuxiliaryMaskedLM, AuxiliaryMaskedLMConfig
 from .objective_conditional import (
     ConditionalMaskedLM,
@@ -37,6 +38,7 @@ from .objective_queue import MomentumQueue, MomentumQueueConfig
 from .objective_rank import RankingDistillation, RankingDistillationConfig
 from .objective_reconstruction import Reconstruction, ReconstructionConfig
 from .objective_rtd import ReplacedTokenDetection, ReplacedTokenDetectionConfig
+from .objective_smoothing import InstanceSmoothing, InstanceSmoothingConfig
 from .objective_token_information import TokenInformation, TokenInformationConfig
 from .objective_towers import TwoTowers, TwoTowersConfig
 from .objective_triplet import MaskedTriplet, MaskedTripletConfig
@@ -72,6 +74,8 @@ AutoModelForPreTraining.register(InfoCSEPretrainingConfig, InfoCSEForPreTraining
 __all__ = [
     "METHODS",
     "OBJECTIVES",
+    "AttentionInformation",
+    "AttentionInformationConfig",
     "AuxiliaryMaskedLM",
     "AuxiliaryMaskedLMConfig",
     "CSEConfig",
@@ -107,6 +111,8 @@ __all__ = [
     "InforMinModel",
     "InformationCompensation",
     "InformationCompensationConfig",
+    "InstanceSmoothing",
+    "InstanceSmoothingConfig",
     "MSSEConfig",
     "MSSEModel",
     "MaskedCopy",

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .base import EncoderWrapperConfig
+from .composition import COMPOSITIONS
 from .matryoshka import cuts_z, sizes_and_weights
 from .objectives import POSITIVES, ContrastModifier
 from .perturbation import parse_changes
@@ -43,9 +44,15 @@ class CSEConfig(EncoderWrapperConfig):
         mask_identical: leave texts identical to a row's own out of its denominator.
         further_positives: kinds of further positives of each sentence, joined by '+': ``dropout`` (itself again),
             ``shuffle``, ``reverse``, ``delete``, ``repeat`` (its words changed), ``mask`` (a span masked), ``column``
-            (the corpus's last column, e.g. a back-translation). ``shuffle+shuffle+dropout`` makes three.
+            (the corpus's last column, e.g. a back-translation), ``halves`` and ``parts`` (two texts whose states make
+            one positive: the halves of the sentence, or the corpus's last two columns; CompCSE).
+            ``shuffle+shuffle+dropout`` makes three.
         further_positives_weight: factor of each further positive's InfoNCE, which is added to the contrast; 0 leaves
             them to the objectives that read them (``group``, ``peer``).
+        composition: the state of a positive of two texts: their ``mean``, or ``first_last``, the first half of the
+            dimensions from the first text and the second half from the second.
+        second_view_weight: factor of the InfoNCE of the second view; 0 leaves the contrast to the further positives.
+        contrast_dims: the contrast reads the first dimensions of the projected vectors, this many; default: all.
         same_view_negatives: the other sentences of a row's own view are negatives as well; with ``symmetric`` this is
             SimCLR's loss, NT-Xent.
         perturb_first, perturb_second: changes of the token embeddings of the first and of the second view, in training
@@ -87,6 +94,9 @@ class CSEConfig(EncoderWrapperConfig):
     mask_identical: bool = False
     further_positives: str | None = None
     further_positives_weight: float = 1.0
+    composition: str = "mean"
+    second_view_weight: float = 1.0
+    contrast_dims: int | None = None
     same_view_negatives: bool = False
     perturb_first: str | None = None
     perturb_second: str | None = None
@@ -148,7 +158,7 @@ class CSEConfig(EncoderWrapperConfig):
         for name in ("perturb_first", "perturb_second"):
             parse_changes(name, getattr(self, name))
         self._check_whitening()
-        self._check_sizes(modifiers)
+        self._check_sizes()
         names = [objective.name for objective in self.objectives]
         if len(set(names)) < len(names):
             raise ValueError(f"objectives must differ in name, got {names}")
@@ -173,6 +183,22 @@ class CSEConfig(EncoderWrapperConfig):
                     f"further_positives must be {', '.join(map(repr, POSITIVES))}, joined by '+', "
                     f"got {self.further_positives!r}"
                 )
+        if {"column", "parts"} <= set(self.positive_kinds):
+            raise ValueError(
+                "further_positives must not have both 'column' and 'parts', which read the same column, "
+                f"got {self.further_positives!r}"
+            )
+        _one_of("composition", self.composition, COMPOSITIONS)
+        check_number("second_view_weight", self.second_view_weight, 0)
+        if self.second_view_weight == 0 and not (self.positive_kinds and self.further_positives_weight):
+            raise ValueError(
+                "second_view_weight must be greater than 0 without further_positives that the contrast reads, got 0"
+            )
+        check_type("contrast_dims", self.contrast_dims, CSEConfig.__annotations__["contrast_dims"])
+        if self.contrast_dims is not None and not 1 <= self.contrast_dims <= self.hidden_size:
+            raise ValueError(
+                f"contrast_dims must be from 1 to the hidden size, {self.hidden_size}, got {self.contrast_dims}"
+            )
 
     def _check_whitening(self) -> None:
         for name in ("whitening_groups", "whitening_shuffle"):
@@ -198,7 +224,7 @@ class CSEConfig(EncoderWrapperConfig):
         """The changes of the token embeddings of the first and of the second view, with their rates."""
         return tuple(parse_changes(name, getattr(self, name)) for name in ("perturb_first", "perturb_second"))
 
-    def _check_sizes(self, modifiers: list[str]) -> None:
+    def _check_sizes(self) -> None:
         sizes_and_weights(self.matryoshka_dims, self.matryoshka_weights, self.hidden_size)
         check_type("truncate_dim", self.truncate_dim, CSEConfig.__annotations__["truncate_dim"])
         if self.truncate_dim is not None and not 1 <= self.truncate_dim <= self.hidden_size:
@@ -207,14 +233,15 @@ class CSEConfig(EncoderWrapperConfig):
                 f"got {self.truncate_dim}"
             )
         if self.matryoshka_dims is not None:
-            for name in ("whitening_groups", "further_positives"):
+            for name in ("whitening_groups", "further_positives", "contrast_dims"):
                 if value := getattr(self, name):
                     raise ValueError(f"matryoshka_dims cannot be combined with {name}, got {value!r}")
-        held = self.matryoshka_dims is not None and "queue" in modifiers
-        if held and not cuts_z(self.projector, self.projector_at_inference):
+        holding = [o.name for o in self.objectives if registered(o.name).keeps_vectors]
+        cut = self.matryoshka_dims is not None and holding
+        if cut and not cuts_z(self.projector, self.projector_at_inference):
             raise ValueError(
                 "projector must be 'none', or projector_at_inference True, with matryoshka_dims and the objective "
-                f"'queue', which holds projected vectors of the full size, got {self.projector!r}"
+                f"{holding[0]!r}, which holds projected vectors of the full size, got {self.projector!r}"
             )
 
     # Flat access to the objectives' fields

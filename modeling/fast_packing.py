@@ -267,6 +267,26 @@ def _packs_exactly(encoder: PreTrainedModel) -> bool:
             module.training = training
 
 
+def run_with_attention(model: Any, attention_mask_NL: Tensor, input_ids_NL: Tensor, **kwargs: Any) -> Any:
+    """Call an encoder, on padded rows and with Transformers' plain attention, so that its output has ``attentions``.
+
+    Raises:
+        ValueError: the family hands out no attention.
+    """
+    tell_of_attention(type(model).__name__)
+    with _attention(model, "eager"):
+        output = run_encoder(model, attention_mask_NL, input_ids_NL, packed=False, output_attentions=True, **kwargs)
+    if not output.get("attentions"):
+        raise ValueError(f"{type(model).__name__} hands out no attention, which an objective reads")
+    return output
+
+
+@lru_cache
+def tell_of_attention(family: str) -> None:
+    """Say, once for each family, that its views are computed without the fast paths."""
+    logger.warning("%s hands out the attention of the views: they stay padded, with plain attention", family)
+
+
 def _call(model: Any, inputs: dict[str, Any], places_M: Tensor | None) -> Any:
     """Call the encoder; with positions, its last hidden state is restricted to them, (1, M, H)."""
     module = None if places_M is None else attention_output(model)

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from .backbone import build_backbone, load_backbone, set_dropout
 from .base import EncoderWrapper
+from .composition import composed
 from .conditional_encoder import embedding_width
 from .configuration_cse import CSEConfig
 from .contrast_modifiers import Modified, further_negatives
@@ -26,7 +27,7 @@ from .export import export_encoder
 from .fast_cache import WHOLE_BATCH, Chunks, check_cacheable
 from .fast_counts import note_batch, note_counts
 from .fast_dropout import dropout_off, speed_up_dropout
-from .fast_packing import pack_batches, run_encoder
+from .fast_packing import pack_batches, run_encoder, run_with_attention
 from .hub import from_hub, hub_or_cache
 from .losses import contrast_diagnostics, cosine_logits, with_angular_margin
 from .matryoshka import Cut, sizes_and_weights
@@ -41,7 +42,7 @@ from .objectives import (
     Views,
 )
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
-from .perturbation import PERTURBATIONS, Kept, perturbed
+from .perturbation import PERTURBATIONS, Kept, perturbed, scaled_embeddings
 from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
 from .projectors import build_projector
 from .random_streams import own_stream, state_seed
@@ -252,7 +253,8 @@ class CSEModel(EncoderWrapper):
         Arguments:
             cut: the views are cut to some dimensions: only what reads them, and nothing that keeps a state.
         """
-        terms, metrics = self.contrast(views, self.modified(views, copies, encode, seed))
+        contrasted = self.as_contrasted(views)
+        terms, metrics = self.contrast(contrasted, self.modified(contrasted, copies, encode, seed))
         for objective in self.auxiliaries():
             if cut and (isinstance(objective, ContrastModifier) or not objective.reads_vectors):
                 continue
@@ -470,9 +472,42 @@ class CSEModel(EncoderWrapper):
         if token_counts_BC is not None:
             note_counts(mask, [row[column % columns] for column in range(max(columns, 2)) for row in token_counts_BC])
         views = max(columns, 2)
-        h, raw, z = self.encode_rows(ids, mask, views, batch or {})
+        h_NH, attentions = self.attended_in_chunks(ids, mask, views, batch or {})
+        h, raw, z = self.encode_rows(ids, mask, views, batch or {}, h_NH=h_NH)
         texts = self.templates.text_keys(ids, mask, views).unflatten(0, (views, -1))
-        return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts, raw=raw)
+        return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts, raw=raw, attentions=attentions)
+
+    def attended_in_chunks(
+        self, ids_NL: Tensor, mask_NL: Tensor, views: int, batch: Mapping[str, Any]
+    ) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """Return h (N, H) and the attention of the layers that objectives read, (V, B, A, L, L) each; None and nothing
+        if none reads any. The batch may hold perturbations."""
+        layers = sorted({layer for objective in self.auxiliaries() for layer in objective.attention_layers})
+        if not layers:
+            return None, {}
+        offset: int | Tensor | None = single_offset(self.config.pooling, self.config.prompt_mask_offset)
+        offsets_N = self.templates.offsets(len(ids_NL), views, ids_NL.device)
+        ids_NL, kept = perturbed(ids_NL, batch)
+        offsets = () if offset is None or offsets_N is None else (offsets_N,)
+        deep = self.config.pooling in NEEDS_HIDDEN_STATES
+
+        def attended(ids: Tensor, mask: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+            own = more[0] if offsets else offset
+            factors = None if kept is None else Kept(*more[len(offsets) :]).factors()
+            with scaled_embeddings(self.backbone, factors):
+                output = run_with_attention(self.backbone, mask, ids, output_hidden_states=deep)
+            states = output.hidden_states if deep else (output.last_hidden_state,)
+            if own is None:
+                h = pool(self.config.pooling, states, mask, self.config.prompt_mask_offset)
+            else:
+                places = flat_place_of(mask, own if self.config.pooling == "mask" else offset)
+                h = output.last_hidden_state.flatten(0, 1).index_select(0, places)
+            real_N1LL = (mask[:, None, :, None] * mask[:, None, None, :]).bool()
+            return h, *(output.attentions[layer].where(real_N1LL, 0.0) for layer in layers)
+
+        rows = (ids_NL, mask_NL, *offsets, *(kept.rows if kept is not None else ()))
+        h_NH, *found = self.chunks(attended, rows)
+        return h_NH, {layer: each.unflatten(0, (views, -1)) for layer, each in zip(layers, found, strict=True)}
 
     def encode_rows(
         self,
@@ -481,12 +516,14 @@ class CSEModel(EncoderWrapper):
         views: int,
         batch: Mapping[str, Any],
         backbone: nn.Module | None = None,
+        h_NH: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Return h, what the projector reads, and z of all views' rows, (V, B, H) each, by the backbone or by another
-        encoder. The batch may hold perturbations."""
-        offsets_N = self.templates.offsets(len(ids_NL), views, ids_NL.device)
-        ids_NL, kept = perturbed(ids_NL, batch)
-        h_NH = self.pooled_in_chunks(ids_NL, mask_NL, offsets_N, backbone=backbone, kept=kept)
+        encoder. The batch may hold perturbations; h may be given."""
+        if h_NH is None:
+            offsets_N = self.templates.offsets(len(ids_NL), views, ids_NL.device)
+            ids_NL, kept = perturbed(ids_NL, batch)
+            h_NH = self.pooled_in_chunks(ids_NL, mask_NL, offsets_N, backbone=backbone, kept=kept)
         raw_NH = self.without_template(h_NH, mask_NL, views, backbone=backbone)
         return tuple(each.unflatten(0, (views, -1)) for each in (h_NH, raw_NH, self.projected(raw_NH, views)))
 
@@ -495,8 +532,16 @@ class CSEModel(EncoderWrapper):
         if not (kinds := self.config.positive_kinds):
             return views
         ids, mask = (batch[f"{FURTHER_POSITIVES}_{key}"] for key in ("input_ids", "attention_mask"))
-        further = self.project(ids, mask, backbone=backbone, blocks=len(kinds)).unflatten(0, (len(kinds), -1))
-        return replace(views, further=further)
+        h_RH = self.projector_input(ids, mask, backbone=backbone)
+        h_NH = composed(h_RH, PositivesSpec(kinds=kinds).texts, self.config.composition)
+        return replace(views, further=self.projected(h_NH, len(kinds)).unflatten(0, (len(kinds), -1)))
+
+    def as_contrasted(self, views: Views) -> Views:
+        """Return the views with the dimensions of the projected vectors that the contrast reads."""
+        d = self.config.contrast_dims
+        if d is None:
+            return views
+        return replace(views, z=views.z[..., :d], further=None if views.further is None else views.further[..., :d])
 
     def views_by(self, views: Views, batch: dict[str, Any], backbone: nn.Module) -> Views:
         """Return the same views and further positives, encoded by another encoder."""
@@ -525,6 +570,7 @@ class CSEModel(EncoderWrapper):
             _, identical = self.identical_texts(views, positives_B, range(1, V))
             if config.symmetric:
                 loss = (loss + self.one_way(views, (1, 0), keys, modified)[0]) / 2
+            loss = config.second_view_weight * loss
             if views.further is not None and config.further_positives_weight:
                 loss = loss + config.further_positives_weight * self.further_contrast(views, positives_B, modified)
         terms = {"contrastive": config.contrastive_weight * loss} if config.contrastive_weight else {}

@@ -59,6 +59,7 @@ class MomentumQueue(ContrastModifier):
     config_class = MomentumQueueConfig
     config: MomentumQueueConfig
     cacheable = True
+    keeps_vectors = True
     keys_MH: Tensor
     texts_M: Tensor
     count: Tensor

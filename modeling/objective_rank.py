@@ -1,11 +1,15 @@
 """Distillation of frozen teachers' similarities: RankCSE's ranking distillation (Liu et al., 2023, "RankCSE:
-Unsupervised Sentence Representations Learning via Learning to Rank"), and DistillCSE's Group-P shuffling of the
-teachers' logits (Xu et al., 2023, "DistillCSE: Distilled Contrastive Learning for Sentence Embeddings").
+Unsupervised Sentence Representations Learning via Learning to Rank"), DistillCSE's Group-P shuffling of the
+teachers' logits (Xu et al., 2023, "DistillCSE: Distilled Contrastive Learning for Sentence Embeddings"), and
+RankEncoder's similarity of rank vectors (Seonwoo et al., 2023, "Ranking-Enhanced Unsupervised Sentence Representation
+Learning").
 
-Shape suffixes: B sentences of this process, K keys of all processes, H hidden size, D size of a teacher's vectors.
+Shape suffixes: B sentences of this process, K keys of all processes, H hidden size, D size of a teacher's vectors, R
+reference sentences.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,12 +18,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import PreTrainedConfig
 
-from .distributed import from_first_process, gather_rows, own_columns
+from .distributed import from_first_process, gather_rows, own_columns, token_mean
 from .losses import cosine_logits
 from .objectives import Encode, Objective, Views
 from .settings import ObjectiveConfig, check_choice, check_number
 
-LOSSES, AGAINST = ("listmle", "listnet"), ("first", "second")
+LOSSES, AGAINST = ("listmle", "listnet", "mse"), ("first", "second")
 
 
 @dataclass
@@ -28,7 +32,7 @@ class RankingDistillationConfig(ObjectiveConfig):
 
     Arguments:
         weight: γ.
-        loss: ``listmle`` or ``listnet``.
+        loss: ``listmle``, ``listnet`` or ``mse``.
         temperature: τ₂ of the student's similarities.
         teacher_temperature: τ₃ of the teachers'; only ``listnet`` reads it.
         teachers: number of teachers, at least 1.
@@ -39,6 +43,9 @@ class RankingDistillationConfig(ObjectiveConfig):
         shuffle: p, the teachers' probability of a group of keys whose similarities change places (DistillCSE); 0
             shuffles nothing.
         shuffle_temperature: τ₄ of the probabilities that make the groups.
+        references: R, the number of the corpus's rows that a teacher ranks for each sentence: T is then the
+            correlation of these ranks (RankEncoder); 0: T is the cosine.
+        low, high: ``mse`` counts the pairs with T between these bounds.
 
     Raises:
         ValueError: a value that is not allowed.
@@ -54,6 +61,9 @@ class RankingDistillationConfig(ObjectiveConfig):
     against: str = "second"
     shuffle: float = 0.0
     shuffle_temperature: float = 1.0
+    references: int = 0
+    low: float = 0.5
+    high: float = 0.9999
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,6 +74,11 @@ class RankingDistillationConfig(ObjectiveConfig):
         for field in ("temperature", "teacher_temperature", "shuffle_temperature"):
             check_number(f"rank_{field}", getattr(self, field), 0, open_ends="low")
         check_number("rank_mixture", self.mixture, 0, 1)
+        check_number("rank_references", self.references, 0)
+        if 0 < self.references < 3:
+            raise ValueError(f"rank_references must be 0 or at least 3, got {self.references}")
+        for field in ("low", "high"):
+            check_number(f"rank_{field}", getattr(self, field), -1, 1)
 
 
 class RankingDistillation(Objective):
@@ -73,6 +88,7 @@ class RankingDistillation(Objective):
 
     listnet: L_rank = −(1/B) Σ_i Σ_{k≠i} softmax_k(T_ik/τ₃) · log softmax_k(S_ik/τ₂)
     listmle: L_rank = −(1/B) Σ_i Σ_r log( exp(S_iπ(r)/τ₂) / Σ_{r'≥r} exp(S_iπ(r')/τ₂) )
+    mse:     L_rank = mean of (S_ik − T_ik)² over the pairs of all processes with low ≤ T_ik ≤ high, 0 without any
 
     S_ik = cos(z1_i, z2_k), or cos(z1_i, z1_k), over the sentences of all processes. T_ik is the teachers' mixture
     α·cos(t_i, t_k) + (1 − α)/(n − 1) · Σ cos(t'_i, t'_k) of their vectors t, t' (α = 1 with one teacher). π sorts the
@@ -81,6 +97,9 @@ class RankingDistillation(Objective):
 
     With p > 0 the T_ik of a sentence change places at random within groups: in the order of T_i, the r-th key is in
     group ⌊c_r / p⌋, c_r = Σ_{s≤r} softmax_s(T_i/τ₄).
+
+    With R references, t is not a teacher's vector but that of the ranks that its cosines give to R rows of the corpus,
+    so that cos(t_i, t_k) is Spearman's correlation.
 
     The diagnostic ``rank_agreement`` is the mean correlation of S_i and T_i over k ≠ i.
     """
@@ -101,6 +120,8 @@ class RankingDistillation(Objective):
 
     def ranking_loss(self, logits_BK: Tensor, T_BK: Tensor, own_BK: Tensor) -> Tensor:
         """Return L_rank, (), from S/τ₂ and T."""
+        if self.config.loss == "mse":
+            return mean_squared(logits_BK * self.config.temperature, T_BK, self.config.low, self.config.high)
         if self.config.loss == "listmle":
             return list_mle(logits_BK, T_BK)
         return list_net(logits_BK, T_BK / self.config.teacher_temperature, own_BK)
@@ -111,9 +132,22 @@ class RankingDistillation(Objective):
         shares = [self.config.mixture if others else 1.0, *[(1 - self.config.mixture) / max(others, 1)] * others]
         found = []
         for place, share in enumerate(shares):
-            t_BD = normalize(batch[f"teacher_{place}"].float(), dim=-1)
+            t_BD = self.compared(place, normalize(batch[f"teacher_{place}"].float(), dim=-1))
             found.append(share * t_BD @ gather_rows(t_BD).T)
         return torch.stack(found).sum(0)
+
+    def compared(self, place: int, t_BD: Tensor) -> Tensor:
+        """Return the vectors of length 1 whose products are a teacher's similarities: its own, (B, D), or those of the
+        ranks that they give to the references, (B, R)."""
+        if not self.config.references:
+            return t_BD
+        if not self.reference_vectors:
+            raise ValueError("rank_references must be 0 outside a trainer, which sets the vectors of the references")
+        self.reference_vectors = [each.to(t_BD.device) for each in self.reference_vectors]
+        return rank_vectors(t_BD @ self.reference_vectors[place].T)
+
+    def set_references(self, vectors: Sequence[Tensor]) -> None:
+        self.reference_vectors = [normalize(each.float(), dim=-1) for each in vectors]
 
     def shuffled(self, T_BK: Tensor, own_BK: Tensor) -> Tensor:
         """Return T with its values exchanged within groups of keys, the first process's draw on all, (B, K)."""
@@ -125,7 +159,8 @@ class RankingDistillation(Objective):
 
     def __init__(self, config: RankingDistillationConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
-        self.teachers = config.teachers
+        self.teachers, self.references = config.teachers, config.references
+        self.reference_vectors: list[Tensor] = []
 
 
 def shuffled_in_groups(T_BK: Tensor, own_BK: Tensor, p: float, temperature: float, draws_BK: Tensor) -> Tensor:
@@ -145,6 +180,20 @@ def shuffled_in_groups(T_BK: Tensor, own_BK: Tensor, p: float, temperature: floa
     group_BK = torch.bucketize(c_BK, bounds, right=True).masked_fill(sorted_BK == -torch.inf, len(bounds) + 1)
     dealt_BK = order_BK.gather(-1, (group_BK + draws_BK).argsort(-1))
     return others_BK.scatter(-1, dealt_BK, sorted_BK).where(~own_BK, T_BK)
+
+
+def rank_vectors(similarities_BR: Tensor) -> Tensor:
+    """Return the ranks of each row's values, centred and of length 1, (B, R): products are Spearman's correlations.
+
+    Equal values are ranked in their order."""
+    ranks_BR = similarities_BR.argsort(dim=-1, stable=True).argsort(dim=-1).float()
+    return normalize(ranks_BR - (similarities_BR.shape[1] - 1) / 2, dim=-1)
+
+
+def mean_squared(S_BK: Tensor, T_BK: Tensor, low: float, high: float) -> Tensor:
+    """Return the mean of (S − T)² over the pairs of all processes with T between the bounds, (); 0 without any."""
+    counted_BK = (low <= T_BK) & (high >= T_BK)
+    return token_mean(((S_BK - T_BK).square() * counted_BK).sum(), counted_BK.sum())
 
 
 def list_net(S_BK: Tensor, T_BK: Tensor, own_BK: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ size, E embedding size of the vocabulary.
 """
 
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -122,8 +122,11 @@ class SpanSpec(MaskingSpec):
 
 
 #: The kinds of further positives of a sentence: itself (under another dropout), copies with some of its words changed
-#: or a span masked, and the corpus's last column, e.g. a back-translation, which is then not a contrastive one.
-POSITIVES = ("dropout", "shuffle", "reverse", "delete", "repeat", "mask", "column")
+#: or a span masked, the corpus's last column, e.g. a back-translation, which is then not a contrastive one; and two
+#: texts whose states make one positive: its two halves, and the corpus's last two columns.
+POSITIVES = ("dropout", "shuffle", "reverse", "delete", "repeat", "mask", "column", "halves", "parts")
+#: The kinds that are made of two texts.
+COMPOSED = ("halves", "parts")
 #: Their name among the copies of a batch.
 FURTHER_POSITIVES = "further_positives"
 
@@ -132,10 +135,11 @@ FURTHER_POSITIVES = "further_positives"
 class PositivesSpec(MaskingSpec):
     """Request P further positives of each sentence, the first text of its row.
 
-    The collator adds, for the name ``further_positives``, P·B rows of K tokens, kind by kind, both int64:
+    The collator adds, for the name ``further_positives``, R rows of K tokens, kind by kind, both int64:
 
-    - ``further_positives_input_ids``, ``further_positives_attention_mask`` (P·B, K): the texts, with the first view's
-      template if there is one.
+    - ``further_positives_input_ids``, ``further_positives_attention_mask`` (R, K): the texts, with the first view's
+      template if there is one. R is B for each kind; 2·B for one that is composed of two texts, all first ones before
+      all second ones.
 
     Arguments:
         kinds: of :data:`POSITIVES`, one for each further positive; a kind may come several times. Those that change
@@ -149,7 +153,12 @@ class PositivesSpec(MaskingSpec):
 
     @property
     def further_columns(self) -> int:
-        return int("column" in self.kinds)
+        return 2 if "parts" in self.kinds else int("column" in self.kinds)
+
+    @property
+    def texts(self) -> tuple[int, ...]:
+        """The number of texts of each kind."""
+        return tuple(2 if kind in COMPOSED else 1 for kind in self.kinds)
 
 
 @dataclass(frozen=True)
@@ -224,6 +233,8 @@ class Views:
         texts: (V, B) int64, a hash of each text (``text_keys``), without the template's tokens if templates differ.
         further: (P, B, H) the projected further positives, kind by kind; None without any.
         raw: (V, B, H) what the projector reads: h, or h less its template's vector.
+        attentions: the layers whose attention an objective reads, each (V, B, A, L, L): the probabilities of A heads,
+            after dropout, 0 for padding.
         width: H if h and z may be cut to the first dimensions (Matryoshka), else 0.
     """
 
@@ -235,6 +246,7 @@ class Views:
     further: Tensor | None = None
     raw: Tensor = None  # type: ignore[assignment]  # the model always gives it
     width: int = 0
+    attentions: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def positives(self) -> Tensor:
@@ -366,8 +378,14 @@ class Objective(nn.Module):
     #: True if it works with cached gradients: its networks run through ``encode.chunks`` (or it has none) and treat
     #: rows independently; terms that couple rows use the outputs of the full batch.
     cacheable: ClassVar[bool] = False
+    #: True if it keeps projected vectors of earlier batches, of the full size.
+    keeps_vectors: ClassVar[bool] = False
+    #: The encoder's layers, counted from 0, whose attention of the views it reads (``Views.attentions``).
+    attention_layers: Sequence[int] = ()
     #: The number of frozen teachers whose vectors it reads: ``batch["teacher_0"]`` (B, D), ``teacher_1``, …
     teachers: int = 0
+    #: The number R of the corpus's rows whose vectors, by each teacher, it gets before training (``set_references``).
+    references: int = 0
     #: True if it reads the teachers' vectors of all contrastive columns: ``teacher_0_1`` (B, D) of the second, …
     teaches_all_columns: bool = False
 
@@ -436,6 +454,9 @@ class Objective(nn.Module):
         return tuple(token_mean(each_M.sum(), len(each_M)) for each_M in found)
 
     # Training and loading
+
+    def set_references(self, vectors: Sequence[Tensor]) -> None:
+        """Keep the vectors, (R, D), that each teacher gives to ``references`` rows of the corpus."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return groups of parameters with their own learning rate or gradient clipping.
@@ -512,7 +533,7 @@ def vectors_of_rows(vectors_VBH: Tensor, views: int, rows: int) -> Tensor:
 OBJECTIVES: dict[str, type[Objective]] = {}
 
 #: Names that would clash with fields of the model's config: ``<name>_weight``.
-_RESERVED = ("contrastive", "hard_negative", FURTHER_POSITIVES, PERTURBATIONS)
+_RESERVED = ("contrastive", "second_view", "hard_negative", FURTHER_POSITIVES, PERTURBATIONS)
 
 Kind = TypeVar("Kind", bound=type[Objective])
 

@@ -1,5 +1,6 @@
 """The objectives of the package, registered by name in the order in which help texts and messages list them."""
 
+from .objective_attention import AttentionInformation
 from .objective_aux_mlm import AuxiliaryMaskedLM
 from .objective_conditional import ConditionalMaskedLM, CorrectiveLM
 from .objective_consistency import RankingConsistency
@@ -15,6 +16,7 @@ from .objective_queue import MomentumQueue
 from .objective_rank import RankingDistillation
 from .objective_reconstruction import Reconstruction
 from .objective_rtd import ReplacedTokenDetection
+from .objective_smoothing import InstanceSmoothing
 from .objective_token_information import TokenInformation
 from .objective_towers import TwoTowers
 from .objective_triplet import MaskedTriplet
@@ -37,6 +39,8 @@ for _objective in (
     MaskedTriplet,
     GroupContrast,
     PeerCooperation,
+    InstanceSmoothing,
+    AttentionInformation,
     GuidedNegatives,
     NoiseNegatives,
     MomentumQueue,

@@ -104,6 +104,20 @@ def test_baselines(
     assert read_results(output)["transfer"]["mode"] == "dev"
 
 
+def test_ranks_over_a_corpus(tmp_path: Path, tiny_folder: Path, small_data: Path) -> None:
+    corpus, output = tmp_path / "corpus.txt", tmp_path / "ranks.json"
+    corpus.write_text("a dog\nthe cat runs\nblue house\na red ball\nthe man\n")
+    common = ("eval", tiny_folder, "--pooling", "mean", "--rank_corpus", corpus, "--device", "cpu", "--no_progress")
+    options = ("--tasks", "STS15,CR", "--mode", "dev", "--data_dir", small_data, "--output", output)
+    found = run(*common, "--rank_references", "4", "--rank_share", "0.5", *options)
+    assert found.exit_code == 0, found.output
+    encoder = read_results(output)["run"]["encoder"]
+    assert encoder["ranks"] == {"corpus": "corpus.txt", "references": 4, "share": 0.5}
+    cut = run(*common, "--truncate_dim", "4", *options)
+    assert cut.exit_code == 2
+    assert "--truncate_dim must be left out with --rank_corpus" in cut.output
+
+
 def test_own_files_need_no_data_dir(tmp_path: Path, tiny_folder: Path) -> None:
     pytest.importorskip("pytrec_eval", reason="needs the extra retrieval")
     pairs, train, test = (tmp_path / name for name in ("dev.tsv", "train.tsv", "test.tsv"))
@@ -161,6 +175,7 @@ def test_words_alone_need_no_model(small_data: Path) -> None:
         (["eval", "MODEL", "--data_dir", "DATA", "--output", "a.txt"], "must end in .json"),
         (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "CR", "--mode", "x"], "mode must be 'test' or 'dev'"),
         (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "CR", "--whiten_dim", "3"], "--whiten_dim needs --whiten"),
+        (["eval", "MODEL", "--pairs", "a.tsv", "--rank_share", "0.5"], "--rank_share needs --rank_corpus, a file of"),
         (["eval", "tfidf", "--data_dir", "DATA", "--tasks", "CR", "--pooling", "cls"], "left out for 'tfidf'"),
         (["eval", "MODEL", "--data_dir", "hub", "--tasks", "CR"], "data_dir must be a folder"),
         (["compare", "a.json", "b.json"], "no such results file"),

@@ -41,7 +41,7 @@ from csekit.trainers.callbacks import GeometryCallback
 from csekit.trainers.data.augmentation import check_augmentation, make_augmentation
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.datasets import StreamingSentenceDataset
-from csekit.trainers.data.teachers import TEACHERS_FOLDER, Teachers
+from csekit.trainers.data.teachers import TEACHERS_FOLDER, Teachers, references_of
 from csekit.trainers.export_check import check_embeddings, check_score
 from csekit.trainers.hub.card import write_model_card
 from csekit.trainers.hub.hub_trainer import HubTrainer
@@ -174,6 +174,10 @@ class CSETrainer(HubTrainer):
         with self.locked():
             with self.args.main_process_first(desc="vectors of teachers"):
                 self.collator.teachers = self.teachers.vectors(progress=self.args.process_index == 0)
+            for objective in self.model.auxiliaries():
+                if count := objective.references:
+                    found = [references_of(vectors, count) for vectors in self.collator.teachers]
+                    objective.set_references([torch.from_numpy(vectors) for vectors in found])
             if self.args.objective_warmup_steps and self.check_resume(resume_from_checkpoint) is None:
                 self.warm_up_objectives(resume=bool(resume_from_checkpoint))
                 if self.stop_on_terminate.interrupted:
@@ -445,7 +449,8 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
     further = further_columns(model.batch_specs)
     if len(corpus.columns) <= further:
         raise ValueError(
-            f"the objectives need one more column after the sentence's, {corpus.name} has only "
+            f"the objectives need {('one more column', 'two more columns')[further - 1]} after the sentence's, "
+            f"{corpus.name} has only "
             f"{', '.join(corpus.columns)}"
         )
     teachers = max((objective.teachers for objective in model.auxiliaries()), default=0)
@@ -453,6 +458,9 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
         raise ValueError(
             f"teachers must name as many encoders as the objectives read, {teachers}, got {args.teachers}"
         )
+    references = max((objective.references for objective in model.auxiliaries()), default=0)
+    if references and not corpus.streaming and references > corpus.rows:
+        raise ValueError(f"references must be at most the corpus's rows, {corpus.rows}, got {references}")
     augmentation = make_augmentation(args.augmentation, args.augmentation_rate, args.augmentation_span)
     check_augmentation(augmentation, corpus, further)
     one_text = len(corpus.columns) - further == 1 and augmentation is None and not any(model.config.view_changes)

@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 _PUBLIC: dict[str, str] = {
     **dict.fromkeys(
         (
+            "AttentionInformation",
+            "AttentionInformationConfig",
             "AuxiliaryMaskedLM",
             "AuxiliaryMaskedLMConfig",
             "CSEConfig",
@@ -36,6 +38,8 @@ _PUBLIC: dict[str, str] = {
             "InforMinModel",
             "InformationCompensation",
             "InformationCompensationConfig",
+            "InstanceSmoothing",
+            "InstanceSmoothingConfig",
             "MSSEConfig",
             "MSSEModel",
             "MaskedLM",

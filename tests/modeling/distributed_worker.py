@@ -50,6 +50,8 @@ TEMPLATES = {
         {"before": [2, 4], "after": [3], "mask_offset": 1},
     ],
 }
+MEMORY = {"smoothing_size": 13, "smoothing_neighbors": 4}
+ATTENTION = {"name": "attention", "weight": 9.0, "first_layer": 0, "last_layer": 0, "groups": 1, "samples": 0}
 CASES: dict[str, dict[str, Any]] = {
     "pairs": {"columns": 2},
     "triplets": {"columns": 3, "hard_negative_weight": 0.7},
@@ -101,6 +103,15 @@ CASES: dict[str, dict[str, Any]] = {
         "rank_against": "first",
         "rank_shuffle": 0.3,
         "rank_teachers": 2,
+    },
+    "rank_mse": {
+        "columns": 2,
+        "rank_weight": 4.0,
+        "rank_loss": "mse",
+        "rank_low": -0.4,
+        "rank_high": 0.6,
+        "rank_teachers": 2,
+        "rank_references": 7,
     },
     "chunks_rank": {
         "columns": 2,
@@ -166,6 +177,29 @@ CASES: dict[str, dict[str, Any]] = {
     "group": {"columns": 3, "further_positives": "shuffle", "further_positives_weight": 0.0, "group_weight": 5.0},
     "peer": {"columns": 2, "peer_weight": 3.0, "contrastive_weight": 0.0, "further_positives": "delete"},
     "chunks_peer": {**TEMPLATES, "chunks": 3, "peer_weight": 3.0, "further_positives": "delete", "queue_weight": 1.0},
+    "attention": {"columns": 2, "objectives": [ATTENTION], "contrastive_weight": 0.0},
+    "chunks_attention": {**TEMPLATES, "chunks": 3, "objectives": [ATTENTION], "projector": "batchnorm"},
+    "smoothing": {"columns": 2, "smoothing_weight": 0.7, **MEMORY},
+    "chunks_smoothing": {"columns": 2, "chunks": 3, "smoothing_weight": 0.7, **MEMORY, "projector": "batchnorm"},
+    "matryoshka_smoothing": {
+        "columns": 2,
+        "matryoshka_dims": [4],
+        "projector": "none",
+        "smoothing_weight": 0.7,
+        **MEMORY,
+        "smoothing_ramp_steps": 4,
+    },
+    "halves": {"columns": 2, "further_positives": "halves+shuffle", "second_view_weight": 0.0, "contrast_dims": 5},
+    "chunks_halves": {
+        **TEMPLATES,
+        "chunks": 3,
+        "further_positives": "halves",
+        "composition": "first_last",
+        "projector": "batchnorm",
+        "contrast_dims": 7,
+        "queue_weight": 1.0,
+        "queue_size": 5,
+    },
     "whitening": {"columns": 2, "whitening_groups": 8, "further_positives": "shuffle+column", "symmetric": True},
     "chunks_whitening": {
         **TEMPLATES,
@@ -206,6 +240,13 @@ def joined_batch(columns: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": (torch.arange(L) < lengths).long(), **teachers}
 
 
+def further_positives(batch: dict[str, Tensor], texts: int) -> dict[str, Tensor]:
+    """``texts`` times the first column, some ids changed, others in the first block than in the rest."""
+    ids, mask = (batch[key][:, 0].repeat(texts, 1) for key in ("input_ids", "attention_mask"))
+    later = (torch.arange(len(ids)) >= len(batch["input_ids"]))[:, None]
+    return {"input_ids": torch.where((ids % 7 == 0) | (later & (ids % 5 == 0)), 9, ids), "attention_mask": mask}
+
+
 def simple_copies(spec: MaskingSpec, batch: dict[str, Tensor]) -> dict[str, Tensor] | None:
     """The copies that follow from each row alone; None for those of masked tokens."""
     first = [batch[key][:, 0] for key in ("input_ids", "attention_mask")]
@@ -213,8 +254,7 @@ def simple_copies(spec: MaskingSpec, batch: dict[str, Tensor]) -> dict[str, Tens
         short, long = (first[0].index_fill(1, torch.arange(2, stop), 4) for stop in (3, 5))
         return {"input_ids": torch.cat([short, long])}
     if isinstance(spec, PositivesSpec):
-        ids, mask = (each.repeat(len(spec.kinds), 1) for each in first)
-        return {"input_ids": torch.where(ids % 7 == 0, 9, ids), "attention_mask": mask}
+        return further_positives(batch, sum(spec.texts))
     if isinstance(spec, PerturbationSpec):
         ids = batch["input_ids"][:, :2].transpose(0, 1).flatten(0, 1)
         order = torch.stack([torch.arange(L).roll(int(row.sum()) % 2) for row in ids])
@@ -281,6 +321,13 @@ def write_generator(folder: Path) -> None:
     BertForMaskedLM(encoder_config()).save_pretrained(folder)
 
 
+def objective_references(objective: Any) -> None:
+    """Set the vectors that a trainer would: of each teacher for each reference."""
+    generator = torch.Generator().manual_seed(seed(3))
+    rows = [torch.randn(objective.references, 5, generator=generator) for _ in range(objective.teachers)]
+    objective.set_references(rows)
+
+
 def run(
     rank: int | None,
     generator: Path,
@@ -299,6 +346,7 @@ def run(
     for objective in model.config.objectives:
         if hasattr(objective, "generator"):
             objective.generator = str(generator)
+        objective_references(model.objectives[objective.name])
     model.load_frozen()
     model.chunks = Chunks(0 if rank is None else chunks)
     module = model if rank is None else DistributedDataParallel(model, find_unused_parameters=False)

@@ -31,6 +31,8 @@ AVERAGED = {
     "triplet": {"triplet_violations"},
     "group": {"group_positives"},
     "peer": {"peer_divergence", "peer_contrastive", "peer_group"},
+    "attention": {"attention_information"},
+    "smoothing": {"smoothing_cosine"},
     "tsdae": {"tsdae_accuracy"},
     "towers": {"towers_same", "towers_different"},
     "token_information": {"token_information_accuracy"},
@@ -106,6 +108,16 @@ def test_the_queue_is_the_same_on_all_processes_and_in_one(results, case):
         ours, other = (each[f"objectives.queue.{name}"] for each in two)
         close(ours.double(), value.double(), name)
         assert torch.equal(ours, other), name
+
+
+@pytest.mark.parametrize("case", ["smoothing", "chunks_smoothing", "matryoshka_smoothing"])
+def test_the_memory_is_the_same_on_all_processes_and_in_one(results, case):
+    one, two = results["-"][case]["buffers"], [results[rank][case]["buffers"] for rank in ("0", "1")]
+    memory = {name: value for name, value in one.items() if "smoothing" in name}
+    assert memory["objectives.smoothing.count"] == 13  # two steps of eight sentences
+    for name, value in memory.items():
+        close(two[0][name].double(), value.double(), name)
+        assert torch.equal(two[0][name], two[1][name]), name
 
 
 @pytest.mark.parametrize("case", CASES)

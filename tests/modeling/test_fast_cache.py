@@ -17,6 +17,7 @@ TEMPLATES = {
     "second_prompt_template": "w60 w61 {sentence} means {mask}",
     "subtract_template": True,
 }
+LAYERS = {"attention_first_layer": 0, "attention_last_layer": 1, "attention_samples": 0}
 SETS: dict[str, dict[str, Any]] = {
     "simcse": {"pooling": "first_last_mean", "symmetric": True, "mask_identical": True},
     "batchnorm": {"projector": "batchnorm", "reconstruction_weight": 0.4},
@@ -38,6 +39,10 @@ SETS: dict[str, dict[str, Any]] = {
     "triplet": {"triplet_weight": 1.0, "triplet_margin": 0.3, "angular_margin": 0.3, "projector": "batchnorm"},
     "triplet_dropout": {"triplet_weight": 1.0, "triplet_margin": 0.3, "triplet_dropout": True, **TEMPLATES},
     "whitening": {"whitening_groups": 8, "further_positives": "dropout", "queue_weight": 1.0, "queue_size": 7},
+    "attention": {"attention_weight": 1.0, **LAYERS},
+    "attention_templates": {**TEMPLATES, "attention_weight": 1.0, **LAYERS, "projector": "batchnorm"},
+    "smoothing": {"smoothing_weight": 1.0, "smoothing_size": 4, "smoothing_neighbors": 2, "projector": "batchnorm"},
+    "halves": {"further_positives": "halves+dropout", "second_view_weight": 0.0, "contrast_dims": 5},
     "positives": {"further_positives": "dropout+repeat", "group_weight": 1.0, "projector": "batchnorm"},
     "peer": {**TEMPLATES, "further_positives": "shuffle", "further_positives_weight": 0.5, "peer_weight": 1.0},
     "templates": {**TEMPLATES, "queue_weight": 1.0, "queue_size": 7},

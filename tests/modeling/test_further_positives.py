@@ -82,6 +82,26 @@ def test_the_contrast_adds_one_for_each_further_positive(checkpoint, batch_of, n
     same_gradients(model, twin, output.loss, first + 0.7 * sum(further))
 
 
+@pytest.mark.parametrize("how", ["mean", "first_last"])
+def test_the_contrast_with_composed_positives_against_the_formula(checkpoint, batch_of, naive, how):
+    """CompCSE: the pooled states of a sentence's two halves make one, which is then projected; the first 5 of z."""
+    fields = {"further_positives": "dropout+halves", "composition": how, "contrast_dims": 5}
+    model = model_of(checkpoint, **fields, second_view_weight=0.0, further_positives_weight=0.7)
+    twin, batch = copy.deepcopy(model), batch_of(model)
+
+    def state(ids: Tensor, mask: Tensor) -> Tensor:
+        return twin.backbone(ids[None], mask[None]).last_hidden_state[0, 0]
+
+    h1 = [state(*row) for row in zip(batch["input_ids"][:, 0], batch["attention_mask"][:, 0], strict=True)]
+    again, left, right = torch.stack([state(*row) for row in zip(*further_rows(batch), strict=True)]).split(5)
+    pairs = [(a + b) / 2 if how == "mean" else torch.cat([a[:8], b[8:]]) for a, b in zip(left, right, strict=True)]
+    z1, z2, z3 = (twin.projector(torch.stack(list(each)))[:, :5] for each in (h1, again, pairs))
+    expected = 0.7 * (naive.info_nce(z1, z2, 0.2) + naive.info_nce(z1, z3, 0.2))
+    output = model(**batch)
+    torch.testing.assert_close(output.loss.double(), expected, rtol=1e-5, atol=1e-6)
+    same_gradients(model, twin, output.loss, expected)
+
+
 @pytest.mark.parametrize("kinds", [None, KINDS])
 def test_the_contrast_of_all_positives_against_the_formula(checkpoint, batch_of, naive, kinds):
     fields = {"further_positives": kinds, "further_positives_weight": 0.0, "group_weight": 0.7}
@@ -179,6 +199,19 @@ def test_the_peer_starts_from_the_checkpoint_trains_and_is_not_exported(checkpoi
         ({"further_positives": "shuffle+"}, r"further_positives must be .* joined by '\+', got 'shuffle\+'"),
         ({"further_positives": 3}, "further_positives must be text or None, got 3"),
         ({"further_positives_weight": -1.0}, "further_positives_weight must be a number of at least 0, got -1.0"),
+        (
+            {"further_positives": "column+parts"},
+            "further_positives must not have both 'column' and 'parts', which read the same column",
+        ),
+        ({"composition": "max"}, "composition must be one of 'mean', 'first_last', got 'max'"),
+        ({"contrast_dims": 17}, "contrast_dims must be from 1 to the hidden size, 16, got 17"),
+        ({"contrast_dims": 2.0}, "contrast_dims must be a whole number or None, got 2.0"),
+        ({"contrast_dims": 4, "matryoshka_dims": [8]}, "matryoshka_dims cannot be combined with contrast_dims, got 4"),
+        ({"second_view_weight": 0.0}, "second_view_weight must be greater than 0 without further_positives"),
+        (
+            {"second_view_weight": 0.0, "further_positives": "halves", "further_positives_weight": 0.0},
+            "second_view_weight must be greater than 0 without further_positives",
+        ),
         ({"peer_own_group": -1.0}, "peer_own_group must be a number of at least 0, got -1.0"),
     ],
 )

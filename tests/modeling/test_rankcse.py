@@ -102,6 +102,50 @@ def test_rank_against_the_formula(checkpoint, batch_of, loss, number):
     same_gradients(model, twin, terms["rank"], expected)
 
 
+def ranks(values: list[float]) -> list[int]:
+    return [sum(other < value for other in values) for value in values]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("references", [0, 9])
+def test_the_mean_squared_difference_of_similarities_against_the_formula(checkpoint, batch_of, number, references):
+    """RankEncoder's student: T is the correlation of the ranks that a teacher gives to nine reference sentences."""
+    fields = {"rank_loss": "mse", "rank_low": -0.3, "rank_high": 0.4, "rank_references": references}
+    fields |= {"objectives": ["rank"], "rank_weight": 0.7, "rank_teachers": number, "rank_mixture": 0.3}
+    model = CSEModel.from_backbone(checkpoint("bert"), **fields).double()
+    twin, batch = copy.deepcopy(model), teacher_batch(batch_of, model, number)
+    corpus = [torch.randn(references, 6 + place).double() for place in range(number)]
+    model.objectives["rank"].set_references(corpus)
+    terms, _, _ = found_and_views(model, batch, "rank")
+    z = twin.encode_views(batch["input_ids"], batch["attention_mask"]).z
+    T = torch.zeros(5, 5, dtype=torch.float64)
+    for place, share in enumerate([1.0] if number == 1 else [0.3, 0.7]):
+        t = batch[f"teacher_{place}"]
+        if references:
+            t = torch.tensor([ranks([float(cos(row, c)) for c in corpus[place]]) for row in t]).double() - 4
+        T += share * torch.stack([torch.stack([cos(a, b) for b in t]) for a in t])
+    counted = [(i, k) for i in range(5) for k in range(5) if -0.3 <= T[i, k] <= 0.4]
+    assert 0 < len(counted) < 20
+    expected = 0.7 * sum((cos(z[0, i], z[1, k]) - T[i, k]) ** 2 for i, k in counted) / len(counted)
+    torch.testing.assert_close(terms["rank"].double(), expected, rtol=1e-4, atol=1e-6)
+    same_gradients(model, twin, terms["rank"], expected)
+
+
+def test_references_must_be_set_and_bounds_without_a_pair_give_nothing(checkpoint, batch_of):
+    fields = {"objectives": ["rank"], "rank_loss": "mse", "rank_low": 1.0, "rank_high": 0.9, "rank_references": 3}
+    model = CSEModel.from_backbone(checkpoint("bert"), **fields)
+    batch = {
+        name: value.float() if "teacher" in name else value
+        for name, value in teacher_batch(batch_of, model, 1).items()
+    }
+    with pytest.raises(ValueError, match="rank_references must be 0 outside a trainer"):
+        model(**batch)
+    model.objectives["rank"].set_references([torch.randn(3, 6)])
+    assert model(**batch).loss_dict["rank"] == 0
+    with pytest.raises(ValueError, match="rank_references must be 0 or at least 3, got 2"):
+        CSEModel.from_backbone(checkpoint("bert"), **fields | {"rank_references": 2})
+
+
 def test_the_divergence_of_equal_and_of_disjoint_distributions():
     P = torch.randn(3, 5).log_softmax(-1)
     assert jensen_shannon(P, P).abs().max() < 1e-6
@@ -132,7 +176,7 @@ def test_the_agreement_is_one_with_the_student_s_own_similarities(checkpoint, ba
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"rank_loss": "listfold"}, "rank_loss must be one of 'listmle', 'listnet', got 'listfold'"),
+        ({"rank_loss": "listfold"}, "rank_loss must be one of 'listmle', 'listnet', 'mse', got 'listfold'"),
         ({"rank_teachers": 0}, "rank_teachers must be a number of at least 1, got 0"),
         ({"rank_temperature": 0.0}, "rank_temperature must be a number greater than 0, got 0.0"),
         ({"rank_mixture": 1.5}, "rank_mixture must be a number of at least 0 and at most 1, got 1.5"),

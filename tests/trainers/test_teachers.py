@@ -127,3 +127,21 @@ def test_the_number_of_teachers_is_that_of_the_objective(small_run: Any, small_b
             streaming=True,
             max_steps=2,
         )
+
+
+def test_references_are_rows_of_the_corpus_by_the_teacher(
+    small_run: Any, small_backbone: Path, tmp_path: Path
+) -> None:
+    fields = {"objectives": ["rank"], "rank_loss": "mse", "rank_low": -1.0, "rank_references": 10}
+    options = {"method": "joint", "teachers": [f"{small_backbone}:mean"], "max_steps": 2}
+    trainer = small_run(tmp_path / "run", fields=fields, **options)
+    trainer.train()
+    texts = lines(tmp_path / "texts.txt")
+    chosen = [texts[place * len(texts) // 10] for place in range(10)]
+    expected = torch.nn.functional.normalize(torch.tensor(load_encoder(small_backbone, "mean").encode(chosen)))
+    (found,) = trainer.model.objectives["rank"].reference_vectors
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=0)
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["loss/rank"] > 0
+    with pytest.raises(ValueError, match="references must be at most the corpus's rows, 40, got 41"):
+        small_run(tmp_path / "more", fields=fields | {"rank_references": 41}, **options)

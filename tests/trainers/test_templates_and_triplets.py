@@ -131,3 +131,27 @@ def test_other_objectives_train_beside_two_templates(small_run: Callable[..., An
     assert entry["metrics/queue_cosine"] != 0
     terms = [entry[f"loss/{name}"] for name in ("contrastive", *names)]
     assert entry["loss"] == pytest.approx(sum(terms), abs=1e-3)
+
+
+def test_a_run_with_composed_positives_contrasts_them_alone(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    fields = {"objectives": [], "further_positives": "parts+halves", "second_view_weight": 0.0, "contrast_dims": 7}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, columns=3, max_steps=2)
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["loss"] == pytest.approx(entry["loss/contrastive"], abs=1e-4)
+    assert json.loads((trainer.save_run() / "results.json").read_text(encoding="utf-8"))["positives"] == "dropout"
+    with pytest.raises(ValueError, match=r"need two more columns after the sentence's, texts\.tsv has only"):
+        small_run(tmp_path / "two", method="joint", fields=fields, columns=2)
+
+
+def test_a_run_with_smoothing_and_attention_logs_its_terms(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    fields = {"objectives": ["smoothing", "attention"], "smoothing_size": 12, "smoothing_neighbors": 3}
+    fields |= {"attention_first_layer": 0, "attention_last_layer": 1, "attention_weight": 0.1}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, max_steps=4, cache_chunk_size=5)
+    trainer.train()
+    entry = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+    terms = [entry[f"loss/{name}"] for name in ("contrastive", "smoothing", "attention")]
+    assert entry["loss"] == pytest.approx(sum(terms), abs=1e-4)
+    assert terms[1] > 0
+    assert terms[2] < 0
+    assert entry["metrics/attention_information"] > 0

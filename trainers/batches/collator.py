@@ -33,7 +33,7 @@ from csekit.trainers.batches.masking import (
     target_copy,
 )
 from csekit.trainers.batches.perturbation import perturbations
-from csekit.trainers.data.augmentation import Augmentation, fitting_words, make_augmentation
+from csekit.trainers.data.augmentation import Augmentation, fitting_words, halves_of, make_augmentation
 
 
 class CSECollator:
@@ -130,9 +130,8 @@ class CSECollator:
         columns = [[row["texts"][c] for row in rows] for c in range(C)]
         further = further_columns(self.batch_specs)
         if (C := C - further) < 1:
-            raise ValueError(
-                f"rows must hold {further + 1} texts, batch_specs need a further column, got {C + further}"
-            )
+            needed = ("a further column", "two further columns")[further - 1]
+            raise ValueError(f"rows must hold {further + 1} texts, batch_specs need {needed}, got {C + further}")
         if self.augmentation is not None:
             columns.insert(1, self._positives(rows, C))
             C += 1
@@ -159,7 +158,7 @@ class CSECollator:
             epoch_B = np.fromiter((row["epoch"] for row in rows), dtype=np.int64, count=B)
             if C == 1:
                 own = tuple(np.concatenate([part, part]) for part in own)
-            after = self._rows(tokens, range(C * B, len(tokens.input_ids))) if further else None
+            after = self._rows(tokens, range(len(tokens.input_ids) - B, len(tokens.input_ids))) if further else None
             for name, spec in self.batch_specs.items():
                 if isinstance(spec, PositivesSpec):
                     named = self._further_positives(spec, rows)
@@ -210,7 +209,12 @@ class CSECollator:
         draws = {key: [row[key] for row in rows] for key in ("epoch", "index")}
         words = fitting_words(self.tokenizer, texts, self.lengths[0], self.templates[0])
         for number, kind in enumerate(spec.kinds, start=1):
-            if kind in ("dropout", "column"):
+            if kind == "halves":
+                halves = [halves_of(text, count) for text, count in zip(texts, words, strict=True)]
+                found += [half for part in zip(*halves, strict=True) for half in part]
+            elif kind == "parts":
+                found += [row["texts"][place] for place in (-2, -1) for row in rows]
+            elif kind in ("dropout", "column"):
                 found += [row["texts"][-1] for row in rows] if kind == "column" else texts
             elif change := make_augmentation(kind):
                 token = self.tokenizer.mask_token

@@ -134,6 +134,15 @@ def fitting_words(
     return counts
 
 
+def halves_of(text: str, words: int) -> tuple[str, str]:
+    """Return the two halves of a text's first ``words`` words, the first one a word longer if they are odd in number.
+
+    A single word is both halves."""
+    used = text.split(maxsplit=words)[:words]
+    middle = (len(used) + 1) // 2
+    return " ".join(used[:middle]), " ".join(used[middle:] or used)
+
+
 def make_augmentation(kind: str, rate: float | None = None, span: int | None = None) -> Augmentation | None:
     """Return the augmentation of a setting; None for ``none``.
 

@@ -58,6 +58,12 @@ class Teachers:
         return [found for found in self.found if isinstance(found, np.ndarray)]
 
 
+def references_of(vectors: np.ndarray, count: int) -> np.ndarray:
+    """Return a teacher's vectors of ``count`` rows at equal distances, (count, D), of the first column."""
+    rows = np.arange(count) * len(vectors) // count
+    return np.asarray(vectors[rows] if vectors.ndim == 2 else vectors[rows, 0])
+
+
 def read_vectors(path: Path, rows: int, columns: int = 1) -> np.ndarray:
     """Read the vectors of ``rows`` rows, (rows, D), or (rows, columns, D) of several columns, memory-mapped.
 

@@ -61,6 +61,20 @@ def evaluate(
     whiten_dim: Annotated[
         int | None, typer.Option("--whiten_dim", help="Number of directions that --whiten keeps.")
     ] = None,
+    rank_corpus: Annotated[
+        str | None,
+        typer.Option(
+            "--rank_corpus",
+            help="File of sentences: score by the mixture of the cosine and the similarity of the ranks that two "
+            "texts give to these sentences (RankEncoder).",
+        ),
+    ] = None,
+    rank_references: Annotated[
+        int | None, typer.Option("--rank_references", help="Number of its sentences that are ranked; default: 10,000.")
+    ] = None,
+    rank_share: Annotated[
+        float | None, typer.Option("--rank_share", help="Share of the ranks' similarity, from 0 to 1; default: 0.1.")
+    ] = None,
     prompt_template: Annotated[
         str | None, typer.Option("--prompt_template", help="Template with {sentence} and {mask}, for --pooling mask.")
     ] = None,
@@ -112,7 +126,19 @@ def evaluate(
         arguments = {"pooling": pooling, "max_length": max_length, "device": device}
         arguments |= {"prompt_template": prompt_template, "batch_size": batch_size}
         whitening = {"whiten": whiten, "dim": whiten_dim}
-        _score(path, chosen, data_dir, options, (arguments, whitening, truncate_dim), (outputs, title, overwrite))
+        ranks = {"corpus": rank_corpus, "references": rank_references, "share": rank_share}
+        check_ranks(ranks, truncate_dim)
+        loading = (arguments, whitening, ranks, truncate_dim)
+        _score(path, chosen, data_dir, options, loading, (outputs, title, overwrite))
+
+
+def check_ranks(ranks: dict[str, Any], truncate_dim: list[int] | None) -> None:
+    """Raise ValueError for options of the ranks without their corpus, or beside sizes that would cut them."""
+    for name in ("references", "share"):
+        if ranks["corpus"] is None and ranks[name] is not None:
+            raise ValueError(f"--rank_{name} needs --rank_corpus, a file of sentences")
+    if ranks["corpus"] is not None and truncate_dim:
+        raise ValueError("--truncate_dim must be left out with --rank_corpus: the last dimensions are ranks")
 
 
 def output_of(output: Path, size: int | None) -> Path:
@@ -155,8 +181,21 @@ def _score(
                     typer.echo(f"written: {results[place].add(suite_key(name), scores, seconds)}")
 
 
-def _load(path: str, arguments: dict[str, Any], whitening: dict[str, Any]) -> "TextEncoder":
+def _load(path: str, arguments: dict[str, Any], whitening: dict[str, Any], ranks: dict[str, Any]) -> "TextEncoder":
     """Load the encoder that the command line describes."""
+    from csekit.evaluation.baselines import corpus_sentences
+    from csekit.evaluation.rank_vectors import RankEncoder, spread
+
+    if ranks["corpus"] is None:
+        return _load_plain(path, arguments, whitening)
+    file = ranks["corpus"]
+    references = spread(corpus_sentences(file), 10_000 if ranks["references"] is None else ranks["references"])
+    share = 0.1 if ranks["share"] is None else ranks["share"]
+    return RankEncoder(_load_plain(path, arguments, whitening), references, share, Path(file).name)
+
+
+def _load_plain(path: str, arguments: dict[str, Any], whitening: dict[str, Any]) -> "TextEncoder":
+    """Load the encoder whose cosine is the similarity."""
     from csekit.encoding import load_encoder
     from csekit.evaluation.baselines import TfidfEncoder, Whitening, corpus_sentences, static_encoder
 

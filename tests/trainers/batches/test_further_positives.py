@@ -59,3 +59,21 @@ def test_a_kind_draws_anew_each_time_and_each_epoch_and_the_same_in_any_batch(
 def test_a_kind_that_is_none_is_refused(wordpiece: Any) -> None:
     with pytest.raises(ValueError, match=r"batch_specs\['further_positives'\]: kinds must be of .*, got \('swap',\)"):
         CSECollator(wordpiece, 32, specs("swap"))
+
+
+def test_a_positive_of_two_texts_has_its_halves_or_two_columns(wordpiece: Any, sentences: list[str]) -> None:
+    rows = items([[text, "the " + text, text[::-1]] for text in ["the dog", "cat", *sentences]])
+    batch = CSECollator(wordpiece, 24, specs("dropout", "halves", "parts"))(rows)
+    texts, firsts, seconds = (list(column) for column in zip(*(row["texts"] for row in rows), strict=True))
+    words = [text.split()[:count] for text, count in zip(texts, fitting_words(wordpiece, texts, 24), strict=True)]
+    left = [" ".join(each[: -(-len(each) // 2)]) for each in words]
+    right = [" ".join(each[-(-len(each) // 2) :] or each) for each in words]
+    assert (left[:2], right[:2]) == (["the", "cat"], ["dog", "cat"])
+    expected = [*texts, *left, *right, *firsts, *seconds]
+    assert texts_of(batch) == tokenize(wordpiece, expected, 24, None).input_ids
+    assert batch["input_ids"].shape[1] == 1  # the parts' columns are none of the contrast
+
+
+def test_parts_need_two_further_columns(wordpiece: Any, sentences: list[str]) -> None:
+    with pytest.raises(ValueError, match="rows must hold 3 texts, batch_specs need two further columns, got 2"):
+        CSECollator(wordpiece, 24, specs("parts"))(items([[text, text] for text in sentences]))
