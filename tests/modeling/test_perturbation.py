@@ -135,3 +135,16 @@ def test_values_that_are_not_allowed(checkpoint, value):
 def test_a_value_of_another_type():
     with pytest.raises(ValueError, match="perturb_first must be text or None, got 3"):
         parse_changes("perturb_first", 3)
+
+
+def test_perturbed_views_whose_attention_is_read(checkpoint, batch_of):
+    """Reading the attention changes neither the contrast nor its gradient."""
+    attention = {"objectives": ["attention"], "attention_first_layer": 0, "attention_last_layer": 1}
+    found = []
+    for more in ({}, attention | {"attention_weight": 1e-9}):
+        model = CSEModel.from_backbone(checkpoint("bert", 0.0), pooling="mean", projector="none", **FIELDS, **more)
+        model = model.double().train()
+        output = model(**batch_of(model))
+        output.loss.backward()
+        found.append((output.loss.detach().double(), model.backbone.embeddings.word_embeddings.weight.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
