@@ -264,14 +264,18 @@ def check_files(source: str | Path) -> None:
     stored_weights(source)
 
 
-def check_backbone(source: str | Path, backbone: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_backbone(source: str | Path, backbone: Any, tokenizer: PreTrainedTokenizerBase, whole: bool = True) -> None:
     """Check an encoder that a training starts from.
+
+    Arguments:
+        whole: False if it keeps only some of the checkpoint's layers.
 
     Raises:
         ValueError: the checkpoint has more layers than the config, or a weight that is not a finite floating-point
             number; the vocabulary is not the model's.
     """
-    check_depth(source, backbone, stored_weights(source))
+    if whole:
+        check_depth(source, backbone, stored_weights(source))
     check_vocabulary(source, tokenizer, embedding_rows(backbone))
     check_finite_weights(source, backbone)
 

@@ -26,6 +26,7 @@ from .objective_conditional import (
 )
 from .objective_consistency import ConsistencyConfig, RankingConsistency
 from .objective_dcm import DimensionContrast, DimensionContrastConfig
+from .objective_distill import Distillation, DistillationConfig
 from .objective_edited import EditedContrast, EditedContrastConfig
 from .objective_group import GroupContrast, GroupContrastConfig
 from .objective_guided import GuidedNegatives, GuidedNegativesConfig
@@ -87,6 +88,8 @@ __all__ = [
     "DiffCSEModel",
     "DimensionContrast",
     "DimensionContrastConfig",
+    "Distillation",
+    "DistillationConfig",
     "EditSpec",
     "EditedContrast",
     "EditedContrastConfig",

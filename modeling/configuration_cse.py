@@ -34,6 +34,8 @@ class CSEConfig(EncoderWrapperConfig):
         prompt_frames: the tokens of the templates, for these two fields; ``from_backbone`` sets it.
         projector: ``tanh`` (SimCSE), ``batchnorm`` (DiffCSE, InfoCSE), ``linear`` (MSSE) or ``none``; training only.
         projector_at_inference: keep the projector for embeddings (supervised SimCSE); False returns the pooled state.
+        projector_size: size of z behind a ``linear`` projector; default: the encoder's. Distillation maps to the
+            teacher's size with it.
         contrastive_weight: factor of the contrastive term; 0 leaves the term out (InfoCSE Table 5).
         temperature: τ of InfoNCE.
         angular_margin: m ≥ 0 in radians, below π/2: the positive's logit is cos(θ + m)/τ (ArcCSE).
@@ -72,6 +74,7 @@ class CSEConfig(EncoderWrapperConfig):
     prompt_frames: list[dict[str, Any]] | None = None
     projector: str = "tanh"
     projector_at_inference: bool = False
+    projector_size: int | None = None
     contrastive_weight: float = 1.0
     temperature: float = 0.05
     angular_margin: float = 0.0
@@ -132,6 +135,7 @@ class CSEConfig(EncoderWrapperConfig):
             )
         if self.pooling == "mask" and self.prompt_template is None:
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
+        self._check_projector()
         self._check_templates()
         self._check_positives()
         self._check_whitening()
@@ -139,6 +143,23 @@ class CSEConfig(EncoderWrapperConfig):
         names = [objective.name for objective in self.objectives]
         if len(set(names)) < len(names):
             raise ValueError(f"objectives must differ in name, got {names}")
+
+    def _check_projector(self) -> None:
+        check_type("projector_size", self.projector_size, CSEConfig.__annotations__["projector_size"])
+        if self.projector_size is None:
+            return
+        check_number("projector_size", self.projector_size, 1)
+        if self.projector != "linear":
+            raise ValueError(f"projector must be 'linear' with projector_size, got {self.projector!r}")
+        others = [o.name for o in self.objectives if not registered(o.name).any_size]
+        if others or self.matryoshka_dims is not None or self.further_positives is not None:
+            what = f"the objective {others[0]!r}" if others else "matryoshka_dims or further_positives"
+            raise ValueError(f"projector_size must be left out with {what}, got {self.projector_size}")
+
+    @property
+    def projected_size(self) -> int:
+        """The size of z."""
+        return self.projector_size or self.hidden_size
 
     def _check_templates(self) -> None:
         for name in ("second_prompt_template", "subtract_template"):
@@ -183,9 +204,11 @@ class CSEConfig(EncoderWrapperConfig):
     def _check_sizes(self, modifiers: list[str]) -> None:
         sizes_and_weights(self.matryoshka_dims, self.matryoshka_weights, self.hidden_size)
         check_type("truncate_dim", self.truncate_dim, CSEConfig.__annotations__["truncate_dim"])
-        if self.truncate_dim is not None and not 1 <= self.truncate_dim <= self.hidden_size:
+        size = self.projected_size if self.projector_at_inference else self.hidden_size
+        if self.truncate_dim is not None and not 1 <= self.truncate_dim <= size:
             raise ValueError(
-                f"truncate_dim must be from 1 to the encoder's hidden size, {self.hidden_size}, "
+                f"truncate_dim must be from 1 to the encoder's {'hidden size' if size == self.hidden_size else 'size'}"
+                f", {size}, "
                 f"got {self.truncate_dim}"
             )
         if self.matryoshka_dims is not None:

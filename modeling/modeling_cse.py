@@ -5,6 +5,7 @@ L tokens, H hidden size.
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .backbone import build_backbone, load_backbone, set_dropout
+from .backbone import build_backbone, keep_layers, load_backbone, set_dropout, with_layers
 from .base import EncoderWrapper
 from .configuration_cse import CSEConfig
 from .contrast_modifiers import Modified, further_negatives
@@ -64,7 +65,7 @@ class CSEModel(EncoderWrapper):
     def __init__(self, config: CSEConfig, backbone: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         self.backbone = build_backbone(config.encoder_config) if backbone is None else backbone
-        self.projector = build_projector(config.projector, config.hidden_size)
+        self.projector = build_projector(config.projector, config.hidden_size, config.projector_size)
         self.templates = Templates.of(config)
         self.objectives = nn.ModuleDict(
             {o.name: registered(o.name)(o, config.encoder_config) for o in config.objectives or []}
@@ -82,6 +83,7 @@ class CSEModel(EncoderWrapper):
         tokenizer: PreTrainedTokenizerBase | None = None,
         dropout: float | None = None,
         attn_implementation: str | None = None,
+        layers: Sequence[int] | None = None,
         **config: Any,
     ) -> "CSEModel":
         """Start training from any encoder checkpoint. Like ``from_pretrained``, it returns a model in eval mode.
@@ -92,6 +94,7 @@ class CSEModel(EncoderWrapper):
             dropout: sets all dropout probabilities of the encoder; default: the checkpoint's.
             attn_implementation: as in Transformers. Default: scaled dot-product attention over packed batches, which
                 computes real tokens only, if the family supports it (``fast_packing.py``).
+            layers: keep only these layers of the encoder, numbered from 0; for a smaller student of distillation.
             config: fields of the method's config; fields of its objectives flat (``reconstruction_weight=0.4``).
 
         Raises:
@@ -105,6 +108,9 @@ class CSEModel(EncoderWrapper):
             raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
         encoder_config.dtype = torch.float32
         set_dropout(encoder_config, dropout)
+        whole_config = encoder_config
+        if layers is not None:
+            encoder_config = with_layers(whole_config, layers)
         model_config = cls.config_class(encoder_config=encoder_config, **config)
         for settings in model_config.objectives:
             settings.complete(name_or_path)
@@ -114,7 +120,9 @@ class CSEModel(EncoderWrapper):
         with torch.device("meta"):
             skeleton = build_backbone(encoder_config)
         model = cls(model_config, backbone=skeleton)
-        model.backbone = load_backbone(name_or_path, encoder_config, type(skeleton), attn_implementation)
+        model.backbone = load_backbone(name_or_path, whole_config, type(skeleton), attn_implementation)
+        if layers is not None:
+            keep_layers(model.backbone, encoder_config, layers)
         for objective in model.auxiliaries():
             objective.init_from_checkpoint(name_or_path)
             objective.load_frozen()
@@ -152,6 +160,11 @@ class CSEModel(EncoderWrapper):
             objective.load_frozen()
 
     # For trainer and collator
+
+    @property
+    def single_view(self) -> bool:
+        """True if a single sentence is encoded once: there is no contrast, and no objective reads a second view."""
+        return not self.config.contrastive_weight and all(objective.one_view for objective in self.auxiliaries())
 
     def auxiliaries(self) -> list[Objective]:
         """Return the auxiliary objectives in the order of the config."""
@@ -414,21 +427,22 @@ class CSEModel(EncoderWrapper):
             return h_NH - self.templates.vectors(encode, attention_mask_NL, views)
 
     def encode_views(self, input_ids_BCL: Tensor, attention_mask_BCL: Tensor, token_counts_BC: Any = None) -> Views:
-        """Encode all views in one pass, view-major. A single column is encoded twice under dropout.
+        """Encode all views in one pass, view-major. A single column is encoded twice under dropout, or once with
+        ``single_view``.
 
         Arguments:
             input_ids_BCL, attention_mask_BCL: (B, C, L) int64.
             token_counts_BC: (B, C) the number of real tokens of each text, on the host; optional.
         """
         columns = input_ids_BCL.shape[1]
+        views = max(columns, 1 if self.single_view else 2)
         if columns == 1 and self.config.second_prompt_template is not None:
             raise ValueError("input_ids must hold a column for each template, (B, 2, L), got one column")
         ids, mask = (x.transpose(0, 1).flatten(0, 1) for x in (input_ids_BCL, attention_mask_BCL))
-        if columns == 1:
+        if columns < views:
             ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
         if token_counts_BC is not None:
-            note_counts(mask, [row[column % columns] for column in range(max(columns, 2)) for row in token_counts_BC])
-        views = max(columns, 2)
+            note_counts(mask, [row[column % columns] for column in range(views) for row in token_counts_BC])
         h, raw, z = self.encode_rows(ids, mask, views)
         texts = self.templates.text_keys(ids, mask, views).unflatten(0, (views, -1))
         return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts, raw=raw)
@@ -466,9 +480,11 @@ class CSEModel(EncoderWrapper):
         """Return the contrastive term L_NCE (SimCSE Eqs. 1 and 5; ArcCSE's with ``angular_margin``) in fp32, and its
         diagnostics.
 
-        The keys are the views of all processes. There is no term if its weight is 0.
+        The keys are the views of all processes. There is no term if its weight is 0, and nothing for a single view.
         """
         config = self.config
+        if len(views.z) == 1:
+            return {}, {}
         with torch.autocast(views.z.device.type, enabled=False):
             z = views.z.float()
             positives_B = own_columns(z[0])

@@ -328,7 +328,11 @@ class Objective(nn.Module):
     #: True if it reads ``views.z``. The projector is frozen if nothing reads it, the contrast included.
     reads_z: bool = True
     #: True if it reads the sentences' vectors, z or h. Matryoshka training computes such a term once for each size.
-    reads_vectors: ClassVar[bool] = True
+    reads_vectors: bool = True
+    #: True if z may have any size (``projector_size``).
+    any_size: ClassVar[bool] = False
+    #: True if one view of a sentence is enough. Without the contrast a single sentence is then encoded once.
+    one_view: ClassVar[bool] = False
     #: True if it works with cached gradients: its networks run through ``encode.chunks`` (or it has none) and treat
     #: rows independently; terms that couple rows use the outputs of the full batch.
     cacheable: ClassVar[bool] = False
@@ -336,6 +340,8 @@ class Objective(nn.Module):
     teachers: int = 0
     #: True if it reads the teachers' vectors of all contrastive columns: ``teacher_0_1`` (B, D) of the second, …
     teaches_all_columns: bool = False
+    #: True if the teachers' vectors must have the size of z.
+    in_teachers_space: bool = False
 
     def __init__(self, config: Any, encoder_config: PreTrainedConfig) -> None:
         super().__init__()

@@ -4,6 +4,7 @@ from .objective_aux_mlm import AuxiliaryMaskedLM
 from .objective_conditional import ConditionalMaskedLM, CorrectiveLM
 from .objective_consistency import RankingConsistency
 from .objective_dcm import DimensionContrast
+from .objective_distill import Distillation
 from .objective_edited import EditedContrast
 from .objective_group import GroupContrast
 from .objective_guided import GuidedNegatives
@@ -32,6 +33,7 @@ for _objective in (
     Denoising,
     RankingConsistency,
     RankingDistillation,
+    Distillation,
     MaskedTriplet,
     GroupContrast,
     PeerCooperation,

@@ -106,6 +106,7 @@ class CSETrainer(HubTrainer):
         model.cache_gradients(args.cache_chunk_size)
         folder, columns = Path(str(args.output_dir)) / TEACHERS_FOLDER, taught_columns(model, corpus)
         self.teachers = Teachers(corpus, args.teachers or [], folder, columns)
+        check_teachers(model, self.teachers)
         self.corpus, self.dev, self.transfer, self.tokenizer = corpus, dev, list(transfer), tokenizer
         self.embedded_dev: EmbeddedPairs | None = None
         geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []
@@ -413,6 +414,19 @@ def taught_columns(model: CSEModel, corpus: Corpus) -> int:
     return len(corpus.columns) - further if any(o.teaches_all_columns for o in model.auxiliaries()) else 1
 
 
+def check_teachers(model: CSEModel, teachers: Teachers) -> None:
+    """Raise ValueError if the vectors of teachers have not the size that an objective compares them in."""
+    own = model.config.projected_size
+    names = [objective.config.name for objective in model.auxiliaries() if objective.in_teachers_space]
+    for name, size in zip(teachers.names, teachers.sizes() if names else [], strict=False):
+        if size != own:
+            raise ValueError(
+                f"teachers must have vectors of {own} dimensions with {names[0]!r}, {name} has {size}: map to them "
+                f"with --projector linear --projector_size {size} --projector_at_inference True, or choose "
+                "--distill_loss similarities"
+            )
+
+
 def spread_evaluations(args: CSETrainingArguments, corpus: Corpus) -> None:
     """Let a run of fewer than 1,000 steps be evaluated eight times, unless the arguments name an interval."""
     known = args.max_steps > 0 or not corpus.streaming
@@ -456,7 +470,8 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
     augmentation = make_augmentation(args.augmentation, args.augmentation_rate)
     check_augmentation(augmentation, corpus, further)
     one_text = len(corpus.columns) - further == 1 and augmentation is None
-    if one_text and model.config.second_prompt_template is None and not any(dropout.values()):
+    two_views = one_text and model.config.second_prompt_template is None and not model.single_view
+    if two_views and not any(dropout.values()):
         raise ValueError(
             f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
             "set dropout, e.g. --dropout 0.1, choose an --augmentation, or train on pairs"

@@ -28,6 +28,8 @@ _PUBLIC: dict[str, str] = {
             "DiffCSEModel",
             "DimensionContrast",
             "DimensionContrastConfig",
+            "Distillation",
+            "DistillationConfig",
             "EditedContrast",
             "EditedContrastConfig",
             "InfoCSEForPreTraining",

@@ -101,6 +101,14 @@ CASES: dict[str, dict[str, Any]] = {
         "rank_shuffle": 0.3,
         "rank_teachers": 2,
     },
+    "distill": {
+        "columns": 2,
+        "distill_weight": 1.0,
+        "contrastive_weight": 0.0,
+        "projector": "linear",
+        "projector_size": 5,
+    },
+    "distill_similarities": {"columns": 2, "chunks": 3, "distill_weight": 1.0, "distill_loss": "similarities"},
     "chunks_rank": {
         "columns": 2,
         "chunks": 3,

@@ -28,6 +28,7 @@ AVERAGED = {
     "icm": {"icm_cross_entropy"},
     "consistency": set(),
     "rank": {"rank_agreement"},
+    "distill": {"distill_agreement"},
     "triplet": {"triplet_violations"},
     "group": {"group_positives"},
     "peer": {"peer_divergence", "peer_contrastive", "peer_group"},

@@ -43,6 +43,13 @@ class Teachers:
             for name in names
         ]
 
+    def sizes(self) -> list[int]:
+        """Return the number of dimensions of each teacher's vectors."""
+        return [
+            found.shape[-1] if isinstance(found, np.ndarray) else int(found.encode(["a"]).shape[1])
+            for found in self.found
+        ]
+
     def vectors(self, progress: bool = True) -> list[np.ndarray]:
         """Return the vectors of the corpus's first column, (rows, D), or first columns, (rows, columns, D),
         memory-mapped, for each teacher.

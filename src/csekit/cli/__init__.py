@@ -24,11 +24,12 @@ from .pairs import pairs
 from .push import push
 from .report import report
 from .search import search
-from .train import PassThrough, pretrain, train, train_pairs
+from .train import PassThrough, distill, pretrain, train, train_pairs
 
 main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 main.command("train", cls=PassThrough)(train)
 main.command("train-pairs", cls=PassThrough)(train_pairs)
+main.command("distill", cls=PassThrough)(distill)
 main.command("pretrain", cls=PassThrough)(pretrain)
 main.command("check")(check)
 main.command("eval")(evaluate)
