@@ -12,6 +12,7 @@ from .check import check
 from .common import AnyProgress
 from .compare import compare
 from .convert import convert
+from .distill_static import distill_static
 from .encode import encode, merge
 from .evaluate import evaluate
 from .export import export
@@ -44,6 +45,7 @@ main.command("merge")(merge)
 main.command("search")(search)
 main.command("pairs")(pairs)
 main.command("mine")(mine)
+main.command("distill-static")(distill_static)
 main.command("card")(card)
 main.command("push")(push)
 main.command("export")(export)
