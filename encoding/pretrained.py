@@ -214,6 +214,8 @@ def load_tokenizer(source: str | Path, rows: int | None, pooling: str | None) ->
             whose first word 'cls' would read.
     """
     tokenizer: PreTrainedTokenizerBase = load_pretrained(AutoTokenizer, source)
+    if tokenizer.pad_token is None:  # decoder language models; the attention mask hides padding
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     check_vocabulary(source, tokenizer, rows)
     if pooling == "cls" and not sentence_frame(tokenizer).before:
         raise ValueError(

@@ -112,6 +112,17 @@ def keep_layers(model: PreTrainedModel, config: PreTrainedConfig, layers: Sequen
     model.config = config
 
 
+def attend_both_ways(model: PreTrainedModel) -> None:
+    """Let every token of a causal encoder attend to all tokens, also when it is loaded again.
+
+    Raises:
+        ValueError: its attention is not causal, or its family does not read ``is_causal`` from the configuration.
+    """
+    if not any(getattr(module, "is_causal", False) for module in model.modules()):
+        raise ValueError(f"bidirectional must be False for {type(model).__name__}, whose attention is not causal")
+    model.config.is_causal = False
+
+
 def layer_list(model: PreTrainedModel) -> nn.ModuleList:
     """Return an encoder's list of Transformer layers: its ``ModuleList`` with one module per layer.
 

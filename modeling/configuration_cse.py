@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .base import EncoderWrapperConfig
+from .lora import lora_settings
 from .matryoshka import cuts_z, sizes_and_weights
 from .objectives import POSITIVES, ContrastModifier
 from .pooling import POOLINGS
@@ -21,8 +22,9 @@ class CSEConfig(EncoderWrapperConfig):
 
     Arguments:
         encoder_config: configuration of the backbone, any encoder that ``AutoModel`` knows (default: BERT).
-        pooling: ``cls`` (last layer, first token), ``mean`` (last layer), ``first_last_mean`` (mean over tokens of the
-            first and the last layer), ``top2_mean`` (of the last two) or ``mask`` (the mask token of the template).
+        pooling: ``cls`` (last layer, first token), ``last`` (last layer, last token), ``mean`` (last layer),
+            ``first_last_mean`` (mean over tokens of the first and the last layer), ``top2_mean`` (of the last two) or
+            ``mask`` (the mask token of the template).
         prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``, e.g.
             ``'"{sentence}" means {mask}.'``. A template that ends in ``{mask}`` is not followed by a special token:
             the mask token is then the last one, and sentence-transformers needs no code for the export.
@@ -55,6 +57,10 @@ class CSEConfig(EncoderWrapperConfig):
             so that an embedding may be cut to them (Kusupati et al., 2022). The full size always counts.
         matryoshka_weights: factor of each size's terms; default: 1 each, as for a full size that is not named.
         truncate_dim: the exported encoder's embeddings have this many dimensions; default: all.
+        bidirectional: let every token of a decoder language model attend to all tokens (LLM2Vec); the exported encoder
+            does so too.
+        lora: low-rank adapters, the only weights of the encoder that train: the rank, or fields of
+            ``peft.LoraConfig``. The export holds the merged weights, a checkpoint the adapters too, in ``adapter/``.
         objectives: auxiliary objectives, as config objects, names or dicts with ``name``.
 
     Fields of the objectives can be given and read flat: as ``<term>_<field>``, and as ``<field>`` if only one
@@ -88,6 +94,8 @@ class CSEConfig(EncoderWrapperConfig):
     matryoshka_dims: list[int] | None = None
     matryoshka_weights: list[float] | None = None
     truncate_dim: int | None = None
+    bidirectional: bool = False
+    lora: Any = None
     objectives: Any = None
 
     @classmethod
@@ -135,6 +143,8 @@ class CSEConfig(EncoderWrapperConfig):
             )
         if self.pooling == "mask" and self.prompt_template is None:
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
+        check_type("bidirectional", self.bidirectional, bool)
+        self.lora = lora_settings(self.lora)
         self._check_projector()
         self._check_templates()
         self._check_positives()

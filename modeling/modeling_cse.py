@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .backbone import build_backbone, keep_layers, load_backbone, set_dropout, with_layers
+from .backbone import attend_both_ways, build_backbone, keep_layers, load_backbone, set_dropout, with_layers
 from .base import EncoderWrapper
 from .configuration_cse import CSEConfig
 from .contrast_modifiers import Modified, further_negatives
@@ -27,6 +27,7 @@ from .fast_counts import note_batch, note_counts
 from .fast_dropout import dropout_off, speed_up_dropout
 from .fast_packing import pack_batches, run_encoder
 from .hub import from_hub, hub_or_cache
+from .lora import ADAPTER_FOLDER, add_lora, freeze_but_lora, save_adapter
 from .losses import contrast_diagnostics, cosine_logits, with_angular_margin
 from .matryoshka import Cut, sizes_and_weights
 from .objectives import FURTHER_POSITIVES, ContrastModifier, Encode, MaskingSpec, Objective, PositivesSpec, Views
@@ -65,6 +66,8 @@ class CSEModel(EncoderWrapper):
     def __init__(self, config: CSEConfig, backbone: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         self.backbone = build_backbone(config.encoder_config) if backbone is None else backbone
+        if config.lora is not None and backbone is None:
+            add_lora(self.backbone, config.lora)
         self.projector = build_projector(config.projector, config.hidden_size, config.projector_size)
         self.templates = Templates.of(config)
         self.objectives = nn.ModuleDict(
@@ -123,6 +126,11 @@ class CSEModel(EncoderWrapper):
         model.backbone = load_backbone(name_or_path, whole_config, type(skeleton), attn_implementation)
         if layers is not None:
             keep_layers(model.backbone, encoder_config, layers)
+        if model_config.bidirectional:
+            attend_both_ways(model.backbone)
+            encoder_config.is_causal = False
+        if model_config.lora is not None:
+            add_lora(model.backbone, model_config.lora)
         for objective in model.auxiliaries():
             objective.init_from_checkpoint(name_or_path)
             objective.load_frozen()
@@ -151,8 +159,17 @@ class CSEModel(EncoderWrapper):
         that neither the contrast nor an objective reads."""
         for objective in self.auxiliaries():
             objective.freeze()
+        if self.config.lora is not None:
+            freeze_but_lora(self.backbone)
         if not self.config.contrastive_weight and not any(o.reads_z for o in self.auxiliaries()):
             self.projector.requires_grad_(False)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Save a training checkpoint as Transformers does, with the adapters of ``lora`` in ``adapter/`` as well."""
+        saved = super().save_pretrained(save_directory, *args, **kwargs)
+        if self.config.lora is not None and kwargs.get("is_main_process", True):
+            save_adapter(self.backbone, Path(save_directory) / ADAPTER_FOLDER, self.config.lora)
+        return saved
 
     def load_frozen(self) -> None:
         """Let every objective load the frozen networks that are not in the checkpoint."""

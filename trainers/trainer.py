@@ -471,7 +471,8 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
     check_augmentation(augmentation, corpus, further)
     one_text = len(corpus.columns) - further == 1 and augmentation is None
     two_views = one_text and model.config.second_prompt_template is None and not model.single_view
-    if two_views and not any(dropout.values()):
+    adapters = (model.config.lora or {}).get("lora_dropout", 0)
+    if two_views and not any(dropout.values()) and not adapters:
         raise ValueError(
             f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
             "set dropout, e.g. --dropout 0.1, choose an --augmentation, or train on pairs"

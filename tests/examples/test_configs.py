@@ -108,6 +108,8 @@ KNOWN = {
     "peer_own_group": float,
     "whitening_groups": int,
     "whitening_shuffle": bool,
+    "bidirectional": bool,
+    "lora": int,
     "distill_weight": float,
     "distill_loss": str,
     "projector_size": int,
@@ -121,7 +123,11 @@ KNOWN = {
 
 
 #: The Condenser checkpoints that InfoCSE's scripts start from, and their encoders.
-CONDENSER = {"Luyu/condenser": "bert-base", "ffgcc/condenser-bert-large": "bert-large"}
+CONDENSER = {
+    "princeton-nlp/Sheared-LLaMA-1.3B": "sheared-llama",
+    "Luyu/condenser": "bert-base",
+    "ffgcc/condenser-bert-large": "bert-large",
+}
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
