@@ -31,6 +31,7 @@ from .objective_edited import EditedContrast, EditedContrastConfig
 from .objective_group import GroupContrast, GroupContrastConfig
 from .objective_guided import GuidedNegatives, GuidedNegativesConfig
 from .objective_icm import InformationCompensation, InformationCompensationConfig
+from .objective_margin import MarginDistillation, MarginDistillationConfig
 from .objective_mlm import MaskedLM, MaskedLMConfig
 from .objective_noise import NoiseNegatives, NoiseNegativesConfig
 from .objective_peer import PeerCooperation, PeerCooperationConfig
@@ -109,6 +110,8 @@ __all__ = [
     "InformationCompensationConfig",
     "MSSEConfig",
     "MSSEModel",
+    "MarginDistillation",
+    "MarginDistillationConfig",
     "MaskedCopy",
     "MaskedLM",
     "MaskedLMConfig",

@@ -167,6 +167,11 @@ class CSEConfig(EncoderWrapperConfig):
             raise ValueError(f"projector_size must be left out with {what}, got {self.projector_size}")
 
     @property
+    def similarity_fn_name(self) -> str:
+        """The similarity that training compares embeddings with, by sentence-transformers' names."""
+        return next((str(o.similarity) for o in self.objectives if o.name == "margin"), "cosine")
+
+    @property
     def projected_size(self) -> int:
         """The size of z."""
         return self.projector_size or self.hidden_size

@@ -220,7 +220,10 @@ def write_modules(model: SentenceEncoder, path: Path, limit: int) -> None:
     _write(path / "modules.json", listed)
     _write(path / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
     size = {} if model.config.truncate_dim is None else {"truncate_dim": model.config.truncate_dim}
-    _write(path / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "cosine", **size})
+    _write(
+        path / "config_sentence_transformers.json",
+        {"prompts": {}, "similarity_fn_name": model.config.similarity_fn_name, **size},
+    )
 
 
 def write_pooling(config: CSEConfig, path: Path) -> str:

@@ -340,6 +340,10 @@ class Objective(nn.Module):
     teachers: int = 0
     #: True if it reads the teachers' vectors of all contrastive columns: ``teacher_0_1`` (B, D) of the second, …
     teaches_all_columns: bool = False
+    #: True if its teacher is a cross-encoder, whose margins of triplets it reads: ``teacher_0`` (B, 1).
+    teaches_margins: ClassVar[bool] = False
+    #: The number of contrastive columns that the corpus must have at least.
+    columns: ClassVar[int] = 1
     #: True if the teachers' vectors must have the size of z.
     in_teachers_space: bool = False
 

@@ -9,6 +9,7 @@ from .objective_edited import EditedContrast
 from .objective_group import GroupContrast
 from .objective_guided import GuidedNegatives
 from .objective_icm import InformationCompensation
+from .objective_margin import MarginDistillation
 from .objective_mlm import MaskedLM
 from .objective_noise import NoiseNegatives
 from .objective_peer import PeerCooperation
@@ -34,6 +35,7 @@ for _objective in (
     RankingConsistency,
     RankingDistillation,
     Distillation,
+    MarginDistillation,
     MaskedTriplet,
     GroupContrast,
     PeerCooperation,

@@ -60,6 +60,7 @@ def test_an_option_of_a_preset_is_known(name: str, capsys: pytest.CaptureFixture
         "guided",
         "rank",
         "distill",
+        "margin",
     ]
     try:
         parse_run_arguments([*words, "--model_name_or_path", "x", "--train_file", "y", f"--{name}", "0"])

@@ -105,7 +105,8 @@ class CSETrainer(HubTrainer):
         spread_evaluations(args, corpus)
         model.cache_gradients(args.cache_chunk_size)
         folder, columns = Path(str(args.output_dir)) / TEACHERS_FOLDER, taught_columns(model, corpus)
-        self.teachers = Teachers(corpus, args.teachers or [], folder, columns)
+        margins = any(objective.teaches_margins for objective in model.auxiliaries())
+        self.teachers = Teachers(corpus, args.teachers or [], folder, columns, margins)
         check_teachers(model, self.teachers)
         self.corpus, self.dev, self.transfer, self.tokenizer = corpus, dev, list(transfer), tokenizer
         self.embedded_dev: EmbeddedPairs | None = None
@@ -461,6 +462,18 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
         raise ValueError(
             f"the objectives need one more column after the sentence's, {corpus.name} has only "
             f"{', '.join(corpus.columns)}"
+        )
+    for objective in model.auxiliaries():
+        if len(corpus.columns) - further < objective.columns:
+            raise ValueError(
+                f"the objective {objective.config.name!r} needs {objective.columns} columns (query, positive, "
+                f"negative), {corpus.name} has {', '.join(corpus.columns)}"
+            )
+    margins = [o.config.name for o in model.auxiliaries() if o.teaches_margins]
+    others = [o.config.name for o in model.auxiliaries() if o.teachers and not o.teaches_margins]
+    if margins and others:
+        raise ValueError(
+            f"{margins[0]!r} reads a cross-encoder and {others[0]!r} an encoder: --teachers names one kind"
         )
     teachers = max((objective.teachers for objective in model.auxiliaries()), default=0)
     if teachers != len(args.teachers or []):

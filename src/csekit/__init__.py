@@ -40,6 +40,8 @@ _PUBLIC: dict[str, str] = {
             "InformationCompensationConfig",
             "MSSEConfig",
             "MSSEModel",
+            "MarginDistillation",
+            "MarginDistillationConfig",
             "MaskedLM",
             "MaskedLMConfig",
             "MaskedTriplet",

@@ -110,6 +110,8 @@ KNOWN = {
     "whitening_shuffle": bool,
     "bidirectional": bool,
     "lora": int,
+    "margin_weight": float,
+    "margin_similarity": str,
     "distill_weight": float,
     "distill_loss": str,
     "projector_size": int,
