@@ -103,12 +103,13 @@ def keep_layers(model: PreTrainedModel, config: PreTrainedConfig, layers: Sequen
     if len(found) != 1:
         raise ValueError(f"layers must be left out for {type(model).__name__}, which has no plain list of layers")
     parent, name = found[0]
-    kept = nn.ModuleList([parent.get_submodule(name)[layer] for layer in layers])
+    whole: Any = parent.get_submodule(name)
+    kept = nn.ModuleList([whole[layer] for layer in layers])
     setattr(parent, name, kept)
     for place, layer in enumerate(kept):
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
-                module.layer_idx = place
+                setattr(module, "layer_idx", place)  # noqa: B010
     model.config = config
 
 
