@@ -42,6 +42,7 @@ mteb = ["mteb>=2.26", *retrieval]
 ray = ["ray[data]>=2.60"]
 onnx = ["onnx>=1.19", "onnxruntime>=1.25", "onnxscript>=0.6"]
 faiss = ["faiss-cpu>=1.10"]
+lora = ["peft>=0.18"]
 
 setup(
     name="csekit",
@@ -93,6 +94,8 @@ setup(
             *trackers,
             *translation,
             *faiss,
+            *lora,
+            "model2vec>=0.6",
             "sentencex>=1.0",
         ],
         "docs": docs,
@@ -106,6 +109,7 @@ setup(
         "ray": ray,
         "onnx": onnx,
         "faiss": faiss,
+        "lora": lora,
     },
     entry_points={"console_scripts": ["csekit = csekit.cli:main"]},
 )

@@ -9,6 +9,7 @@ import typer
 
 from csekit.cli import main
 from csekit.modeling import METHODS, OBJECTIVES, CSEConfig
+from csekit.trainers.scripts.distill import DISTILLATION
 from csekit.trainers.scripts.help_text import Section
 from csekit.trainers.scripts.pretraining_runs import pretrain_sections
 from csekit.trainers.scripts.run_arguments import run_sections
@@ -99,9 +100,10 @@ def page() -> str:
                         part if part.title != "Method simcse" else Section("Method", part.text, part.options)
                     )
             lines += methods()
-        elif name == "train-pairs":
-            rows = [(f"`--{field}`", f"`{value}`") for field, value in SUPERVISED.items()]
-            lines += [f"\n## csekit train-pairs\n\n{about} {PAIRS}", *table(("option", "default"), rows)]
+        elif name in ("train-pairs", "distill"):
+            differing = SUPERVISED if name == "train-pairs" else DISTILLATION
+            rows = [(f"`--{field}`", f"`{value}`") for field, value in differing.items()]
+            lines += [f"\n## csekit {name}\n\n{about} {PAIRS}", *table(("option", "default"), rows)]
         elif name == "pretrain":
             lines += [
                 f"\n## csekit pretrain\n\n{about}",

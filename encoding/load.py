@@ -119,7 +119,7 @@ def _from_plain(
         raise ValueError(
             f"pooling must be one of {allowed} for the plain encoder {model_name(source)!r}, got {pooling!r}"
         )
-    if (pooling == "mask") != (template is not None):
+    if (pooling == "mask" and template is None) or (pooling not in ("mask", "last") and template is not None):
         raise ValueError(f"pooling 'mask' and prompt_template go together, got {pooling!r} and {template!r}")
     backbone = load_transformer(source)
     tokenizer = load_tokenizer(source, embedding_rows(backbone), pooling)
@@ -161,7 +161,8 @@ def load_encoder(
     or not finite, a vocabulary that is not the model's, a Pooling folder that names no pooling.
 
     Arguments:
-        pooling: 'cls', 'mean', 'first_last_mean', 'top2_mean' or 'mask' (with ``prompt_template``).
+        pooling: 'cls', 'mean', 'last' (the last token, for decoder language models), 'first_last_mean', 'top2_mean'
+            or 'mask' (with ``prompt_template``).
         max_length, prompt_template, batch_size: as for ``encode``.
         device: where the model goes; None: the GPU where there is one.
         truncate_dim: cut embeddings to their first dimensions; None: the folder's own size, or all.

@@ -214,6 +214,8 @@ def load_tokenizer(source: str | Path, rows: int | None, pooling: str | None) ->
             whose first word 'cls' would read.
     """
     tokenizer: PreTrainedTokenizerBase = load_pretrained(AutoTokenizer, source)
+    if tokenizer.pad_token is None:  # decoder language models; the attention mask hides padding
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     check_vocabulary(source, tokenizer, rows)
     if pooling == "cls" and not sentence_frame(tokenizer).before:
         raise ValueError(
@@ -264,14 +266,18 @@ def check_files(source: str | Path) -> None:
     stored_weights(source)
 
 
-def check_backbone(source: str | Path, backbone: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_backbone(source: str | Path, backbone: Any, tokenizer: PreTrainedTokenizerBase, whole: bool = True) -> None:
     """Check an encoder that a training starts from.
+
+    Arguments:
+        whole: False if it keeps only some of the checkpoint's layers.
 
     Raises:
         ValueError: the checkpoint has more layers than the config, or a weight that is not a finite floating-point
             number; the vocabulary is not the model's.
     """
-    check_depth(source, backbone, stored_weights(source))
+    if whole:
+        check_depth(source, backbone, stored_weights(source))
     check_vocabulary(source, tokenizer, embedding_rows(backbone))
     check_finite_weights(source, backbone)
 

@@ -1,5 +1,6 @@
 """Run a SentenceTransformer whose modules csekit does not have through sentence-transformers itself."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ class SentenceTransformerEncoder(TextEncoder):
         self.tokenizer = model.tokenizer
         self.name = name
         self.pooling = None
-        self.max_length = model.max_seq_length
+        limit = model.max_seq_length
+        self.max_length = None if limit is None or math.isinf(limit) else limit  # type: ignore[assignment]
         self.batch_size = batch_size
         self.prompt_template = None
         self.lowercase = False

@@ -27,10 +27,12 @@ from .objective_conditional import (
 )
 from .objective_consistency import ConsistencyConfig, RankingConsistency
 from .objective_dcm import DimensionContrast, DimensionContrastConfig
+from .objective_distill import Distillation, DistillationConfig
 from .objective_edited import EditedContrast, EditedContrastConfig
 from .objective_group import GroupContrast, GroupContrastConfig
 from .objective_guided import GuidedNegatives, GuidedNegativesConfig
 from .objective_icm import InformationCompensation, InformationCompensationConfig
+from .objective_margin import MarginDistillation, MarginDistillationConfig
 from .objective_mlm import MaskedLM, MaskedLMConfig
 from .objective_noise import NoiseNegatives, NoiseNegativesConfig
 from .objective_peer import PeerCooperation, PeerCooperationConfig
@@ -94,6 +96,8 @@ __all__ = [
     "DiffCSEModel",
     "DimensionContrast",
     "DimensionContrastConfig",
+    "Distillation",
+    "DistillationConfig",
     "EditSpec",
     "EditedContrast",
     "EditedContrastConfig",
@@ -115,6 +119,8 @@ __all__ = [
     "InstanceSmoothingConfig",
     "MSSEConfig",
     "MSSEModel",
+    "MarginDistillation",
+    "MarginDistillationConfig",
     "MaskedCopy",
     "MaskedLM",
     "MaskedLMConfig",

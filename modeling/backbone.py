@@ -1,6 +1,8 @@
 """The encoder of any family: build it from a config, load it from a checkpoint, find its parts."""
 
+import copy
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,6 +65,63 @@ def load_backbone(
             f"{name_or_path} lacks {len(missing)} weights of {type(backbone).__name__}, e.g. {missing[0]!r}"
         )
     return backbone
+
+
+def with_layers(encoder_config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
+    """Return a copy of a configuration for these layers alone, by their numbers from 0.
+
+    Raises:
+        ValueError: no layer, or one that the encoder does not have.
+    """
+    count = int(encoder_config.num_hidden_layers)
+    if not layers or any(not 0 <= layer < count for layer in layers):
+        raise ValueError(f"layers must be numbers from 0 to {count - 1}, the encoder's last layer, got {[*layers]}")
+    own = copy.deepcopy(encoder_config)
+    own.num_hidden_layers = len(layers)
+    for name, value in vars(encoder_config).items():
+        if isinstance(value, list) and len(value) == count:  # a kind of attention for each layer
+            setattr(own, name, [value[layer] for layer in layers])
+    return own
+
+
+def keep_layers(model: PreTrainedModel, config: PreTrainedConfig, layers: Sequence[int]) -> None:
+    """Reduce an encoder to some of its layers.
+
+    Arguments:
+        config: :func:`with_layers`, which the encoder gets.
+
+    Raises:
+        ValueError: the encoder has no list with one module for each layer.
+    """
+    count = model.config.num_hidden_layers
+    found = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.ModuleList) and len(child) == count
+    ]
+    if len(found) != 1:
+        raise ValueError(f"layers must be left out for {type(model).__name__}, which has no plain list of layers")
+    parent, name = found[0]
+    whole: Any = parent.get_submodule(name)
+    kept = nn.ModuleList([whole[layer] for layer in layers])
+    setattr(parent, name, kept)
+    for place, layer in enumerate(kept):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                setattr(module, "layer_idx", place)  # noqa: B010
+    model.config = config
+
+
+def attend_both_ways(model: PreTrainedModel) -> None:
+    """Let every token of a causal encoder attend to all tokens, also when it is loaded again.
+
+    Raises:
+        ValueError: its attention is not causal, or its family does not read ``is_causal`` from the configuration.
+    """
+    if not any(getattr(module, "is_causal", False) for module in model.modules()):
+        raise ValueError(f"bidirectional must be False for {type(model).__name__}, whose attention is not causal")
+    model.config.is_causal = False
 
 
 def layer_list(model: PreTrainedModel) -> nn.ModuleList:

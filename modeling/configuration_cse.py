@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 
 from .base import EncoderWrapperConfig
 from .composition import COMPOSITIONS
+from .lora import lora_settings
 from .matryoshka import cuts_z, sizes_and_weights
 from .objectives import POSITIVES, ContrastModifier
 from .perturbation import parse_changes
@@ -23,8 +24,9 @@ class CSEConfig(EncoderWrapperConfig):
 
     Arguments:
         encoder_config: configuration of the backbone, any encoder that ``AutoModel`` knows (default: BERT).
-        pooling: ``cls`` (last layer, first token), ``mean`` (last layer), ``first_last_mean`` (mean over tokens of the
-            first and the last layer), ``top2_mean`` (of the last two) or ``mask`` (the mask token of the template).
+        pooling: ``cls`` (last layer, first token), ``last`` (last layer, last token), ``mean`` (last layer),
+            ``first_last_mean`` (mean over tokens of the first and the last layer), ``top2_mean`` (of the last two) or
+            ``mask`` (the mask token of the template).
         prompt_template: text around each sentence, with ``{sentence}`` and ``{mask}``, e.g.
             ``'"{sentence}" means {mask}.'``. A template that ends in ``{mask}`` is not followed by a special token:
             the mask token is then the last one, and sentence-transformers needs no code for the export.
@@ -36,6 +38,8 @@ class CSEConfig(EncoderWrapperConfig):
         prompt_frames: the tokens of the templates, for these two fields; ``from_backbone`` sets it.
         projector: ``tanh`` (SimCSE), ``batchnorm`` (DiffCSE, InfoCSE), ``linear`` (MSSE) or ``none``; training only.
         projector_at_inference: keep the projector for embeddings (supervised SimCSE); False returns the pooled state.
+        projector_size: size of z behind a ``linear`` projector; default: the encoder's. Distillation maps to the
+            teacher's size with it.
         contrastive_weight: factor of the contrastive term; 0 leaves the term out (InfoCSE Table 5).
         temperature: τ of InfoNCE.
         angular_margin: m ≥ 0 in radians, below π/2: the positive's logit is cos(θ + m)/τ (ArcCSE).
@@ -67,6 +71,10 @@ class CSEConfig(EncoderWrapperConfig):
             so that an embedding may be cut to them (Kusupati et al., 2022). The full size always counts.
         matryoshka_weights: factor of each size's terms; default: 1 each, as for a full size that is not named.
         truncate_dim: the exported encoder's embeddings have this many dimensions; default: all.
+        bidirectional: let every token of a decoder language model attend to all tokens (LLM2Vec); the exported encoder
+            does so too.
+        lora: low-rank adapters, the only weights of the encoder that train: the rank, or fields of
+            ``peft.LoraConfig``. The export holds the merged weights, a checkpoint the adapters too, in ``adapter/``.
         objectives: auxiliary objectives, as config objects, names or dicts with ``name``.
 
     Fields of the objectives can be given and read flat: as ``<term>_<field>``, and as ``<field>`` if only one
@@ -86,6 +94,7 @@ class CSEConfig(EncoderWrapperConfig):
     prompt_frames: list[dict[str, Any]] | None = None
     projector: str = "tanh"
     projector_at_inference: bool = False
+    projector_size: int | None = None
     contrastive_weight: float = 1.0
     temperature: float = 0.05
     angular_margin: float = 0.0
@@ -105,6 +114,8 @@ class CSEConfig(EncoderWrapperConfig):
     matryoshka_dims: list[int] | None = None
     matryoshka_weights: list[float] | None = None
     truncate_dim: int | None = None
+    bidirectional: bool = False
+    lora: Any = None
     objectives: Any = None
 
     @classmethod
@@ -153,6 +164,9 @@ class CSEConfig(EncoderWrapperConfig):
             )
         if self.pooling == "mask" and self.prompt_template is None:
             raise ValueError("pooling 'mask' needs a prompt_template with '{sentence}' and '{mask}', got None")
+        check_type("bidirectional", self.bidirectional, bool)
+        self.lora = lora_settings(self.lora)
+        self._check_projector()
         self._check_templates()
         self._check_positives()
         for name in ("perturb_first", "perturb_second"):
@@ -162,6 +176,28 @@ class CSEConfig(EncoderWrapperConfig):
         names = [objective.name for objective in self.objectives]
         if len(set(names)) < len(names):
             raise ValueError(f"objectives must differ in name, got {names}")
+
+    def _check_projector(self) -> None:
+        check_type("projector_size", self.projector_size, CSEConfig.__annotations__["projector_size"])
+        if self.projector_size is None:
+            return
+        check_number("projector_size", self.projector_size, 1)
+        if self.projector != "linear":
+            raise ValueError(f"projector must be 'linear' with projector_size, got {self.projector!r}")
+        others = [o.name for o in self.objectives if not registered(o.name).any_size]
+        if others or self.matryoshka_dims is not None or self.further_positives is not None:
+            what = f"the objective {others[0]!r}" if others else "matryoshka_dims or further_positives"
+            raise ValueError(f"projector_size must be left out with {what}, got {self.projector_size}")
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """The similarity that training compares embeddings with, by sentence-transformers' names."""
+        return next((str(o.similarity) for o in self.objectives if o.name == "margin"), "cosine")
+
+    @property
+    def projected_size(self) -> int:
+        """The size of z."""
+        return self.projector_size or self.hidden_size
 
     def _check_templates(self) -> None:
         for name in ("second_prompt_template", "subtract_template"):
@@ -227,9 +263,11 @@ class CSEConfig(EncoderWrapperConfig):
     def _check_sizes(self) -> None:
         sizes_and_weights(self.matryoshka_dims, self.matryoshka_weights, self.hidden_size)
         check_type("truncate_dim", self.truncate_dim, CSEConfig.__annotations__["truncate_dim"])
-        if self.truncate_dim is not None and not 1 <= self.truncate_dim <= self.hidden_size:
+        size = self.projected_size if self.projector_at_inference else self.hidden_size
+        if self.truncate_dim is not None and not 1 <= self.truncate_dim <= size:
             raise ValueError(
-                f"truncate_dim must be from 1 to the encoder's hidden size, {self.hidden_size}, "
+                f"truncate_dim must be from 1 to the encoder's {'hidden size' if size == self.hidden_size else 'size'}"
+                f", {size}, "
                 f"got {self.truncate_dim}"
             )
         if self.matryoshka_dims is not None:

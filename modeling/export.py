@@ -17,6 +17,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase, Pr
 from .auxiliary_head import FOLDER
 from .configuration_cse import CSEConfig
 from .drafts import whole_files
+from .lora import ADAPTER_FOLDER, merged_weights
 from .quiet import quiet_weights
 from .template_pooling import TemplatePooling
 from .tokenization import own_template, with_template
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 EXPORTABLE_POOLINGS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
+    "last": "pooling_mode_lasttoken",
     "mask": "pooling_mode_lasttoken",
 }
 _FLAGS = (
@@ -62,6 +64,7 @@ MODEL_FILES = (
     "[0-9]_Dense",
     "template_pooling.py",
     FOLDER,
+    ADAPTER_FOLDER,
 )
 #: The pooling module of other templates; its file is copied into the export.
 TEMPLATE_POOLING = f"template_pooling.{TemplatePooling.__name__}"
@@ -186,13 +189,14 @@ def export_encoder(model: SentenceEncoder, path: Path, tokenizer: PreTrainedToke
 
 
 def plain_weights(backbone: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the encoder's weights with those of the pooler that its plain class adds, if it adds one.
+    """Return the encoder's weights with those of the pooler that its plain class adds, if it adds one. Adapters are
+    merged into the weights.
 
     csekit's encoders have no pooler, and no embedding reads it. Without weights for it, loading would draw random
     ones and warn that the model must be trained. The export's pooler is the identity: ``pooler_output`` is the tanh of
     the first token's state.
     """
-    own = dict(backbone.state_dict())
+    own = merged_weights(backbone)
     with torch.device("meta"):
         plain = AutoModel.from_config(backbone.config).state_dict()
     for name, weight in plain.items():
@@ -216,7 +220,10 @@ def write_modules(model: SentenceEncoder, path: Path, limit: int) -> None:
     _write(path / "modules.json", listed)
     _write(path / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
     size = {} if model.config.truncate_dim is None else {"truncate_dim": model.config.truncate_dim}
-    _write(path / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "cosine", **size})
+    _write(
+        path / "config_sentence_transformers.json",
+        {"prompts": {}, "similarity_fn_name": model.config.similarity_fn_name, **size},
+    )
 
 
 def write_pooling(config: CSEConfig, path: Path) -> str:

@@ -140,7 +140,8 @@ def packed_attention(
     asking: nn.Module | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Scaled dot-product attention; with a ``packing``, each token attends to its own row only.
+    """Scaled dot-product attention; with a ``packing``, each token attends to its own row only, and in a causal module
+    to the tokens up to itself.
 
     Arguments:
         query, key, value: (1, A, T, D) with a packing, else as in Transformers.
@@ -154,12 +155,19 @@ def packed_attention(
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     N, L = packing.mask_NL.shape
-    if sliding_window is not None and sliding_window < L:
+    causal = kwargs.get("is_causal")  # a configuration's is_causal, which overrides the module's
+    causal = bool(getattr(module, "is_causal", False) if causal is None else causal)
+    if causal or (sliding_window is not None and sliding_window < L):
         place_L = torch.arange(L, device=query.device)
-        near_LL = (place_L[:, None] - place_L).abs() < sliding_window
-        attention_mask = packing.mask_NL[:, None, None] & near_LL
+        distance_LL = place_L[:, None] - place_L
+        read_LL = distance_LL >= 0 if causal else torch.ones_like(distance_LL, dtype=torch.bool)
+        if sliding_window is not None:
+            read_LL = read_LL & (distance_LL.abs() < sliding_window)
+        attention_mask = packing.mask_NL[:, None, None] & read_LL
     one, dropout = module is asking, kwargs.get("dropout", 0.0)
-    if own_attention(query) and (one or dropout > 0):  # without dropout, the kernel of all queries is faster
+    if (
+        own_attention(query) and query.shape == key.shape and (one or dropout > 0)
+    ):  # without dropout, the kernel of all queries is faster
         q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
         scaling = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
         further = (dropout, scaling, attention_mask)
@@ -183,12 +191,18 @@ AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 
 
+def _position_table(model: nn.Module) -> nn.Embedding | None:
+    """Return the trained embeddings of absolute positions, None without."""
+    for name, module in model.named_modules():
+        if name.endswith(("position_embeddings", "wpe")) and isinstance(module, nn.Embedding):
+            return module
+    return None
+
+
 def _first_position(model: nn.Module) -> int:
     """Return the position id of a row's first token: RoBERTa counts from behind its padding index."""
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            return 0 if module.padding_idx is None else module.padding_idx + 1
-    return 0
+    table = _position_table(model)
+    return 0 if table is None or table.padding_idx is None else table.padding_idx + 1
 
 
 def pack_batches(model: nn.Module) -> None:
@@ -298,6 +312,13 @@ def _call(model: Any, inputs: dict[str, Any], places_M: Tensor | None) -> Any:
     return output
 
 
+def _positions(attention_mask_NL: Tensor) -> Tensor:
+    """Return each token's position in its text, from 0, (N, L); rows may be padded on the left."""
+    starts_N1 = attention_mask_NL.to(torch.int32).argmax(1, keepdim=True)
+    places_L = torch.arange(attention_mask_NL.shape[1], device=attention_mask_NL.device)
+    return (places_L - starts_N1).clamp_min(0)
+
+
 def run_encoder(
     model: Any,
     attention_mask_NL: Tensor,
@@ -327,6 +348,8 @@ def run_encoder(
         packed batch, and arbitrary otherwise. With ``places_M`` the last hidden state is (M, H); do not use the
         ``hidden_states`` of the last layer then.
     """
+    if getattr(model.config, "use_cache", False) and "use_cache" in _arguments(model):
+        kwargs.setdefault("use_cache", False)  # the keys and values of a decoder language model, for generation
     flash = is_flash_attention_requested(model.config)
     if flash and next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled(model.device.type):
         with _attention(model, "sdpa"):
@@ -343,6 +366,8 @@ def run_encoder(
     inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if packing is None or (packing.full and not (own and (model.training or each_row))):
         inputs |= {"attention_mask": None if flash and packing is not None else attention_mask_NL}
+        if packing is None and _position_table(model) is not None and "position_ids" in _arguments(model):
+            inputs |= {"position_ids": _positions(attention_mask_NL) + _first_position(model)}
         with scaled_embeddings(model, factors_NLE):
             output = _call(model, inputs | kwargs, places_M)
         if places_M is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .backbone import build_backbone, load_backbone, set_dropout
+from .backbone import attend_both_ways, build_backbone, keep_layers, load_backbone, set_dropout, with_layers
 from .base import EncoderWrapper
 from .composition import composed
 from .conditional_encoder import embedding_width
@@ -29,6 +29,7 @@ from .fast_counts import note_batch, note_counts
 from .fast_dropout import dropout_off, speed_up_dropout
 from .fast_packing import pack_batches, run_encoder, run_with_attention
 from .hub import from_hub, hub_or_cache
+from .lora import ADAPTER_FOLDER, add_lora, freeze_but_lora, save_adapter
 from .losses import contrast_diagnostics, cosine_logits, with_angular_margin
 from .matryoshka import Cut, sizes_and_weights
 from .objectives import (
@@ -77,7 +78,9 @@ class CSEModel(EncoderWrapper):
     def __init__(self, config: CSEConfig, backbone: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         self.backbone = build_backbone(config.encoder_config) if backbone is None else backbone
-        self.projector = build_projector(config.projector, config.hidden_size)
+        if config.lora is not None and backbone is None:
+            add_lora(self.backbone, config.lora)
+        self.projector = build_projector(config.projector, config.hidden_size, config.projector_size)
         self.templates = Templates.of(config)
         self.objectives = nn.ModuleDict(
             {o.name: registered(o.name)(o, config.encoder_config) for o in config.objectives or []}
@@ -95,6 +98,7 @@ class CSEModel(EncoderWrapper):
         tokenizer: PreTrainedTokenizerBase | None = None,
         dropout: float | None = None,
         attn_implementation: str | None = None,
+        layers: Sequence[int] | None = None,
         **config: Any,
     ) -> "CSEModel":
         """Start training from any encoder checkpoint. Like ``from_pretrained``, it returns a model in eval mode.
@@ -105,6 +109,7 @@ class CSEModel(EncoderWrapper):
             dropout: sets all dropout probabilities of the encoder; default: the checkpoint's.
             attn_implementation: as in Transformers. Default: scaled dot-product attention over packed batches, which
                 computes real tokens only, if the family supports it (``fast_packing.py``).
+            layers: keep only these layers of the encoder, numbered from 0; for a smaller student of distillation.
             config: fields of the method's config; fields of its objectives flat (``reconstruction_weight=0.4``).
 
         Raises:
@@ -118,6 +123,9 @@ class CSEModel(EncoderWrapper):
             raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
         encoder_config.dtype = torch.float32
         set_dropout(encoder_config, dropout)
+        whole_config = encoder_config
+        if layers is not None:
+            encoder_config = with_layers(whole_config, layers)
         model_config = cls.config_class(encoder_config=encoder_config, **config)
         for settings in model_config.objectives:
             settings.complete(name_or_path)
@@ -127,7 +135,14 @@ class CSEModel(EncoderWrapper):
         with torch.device("meta"):
             skeleton = build_backbone(encoder_config)
         model = cls(model_config, backbone=skeleton)
-        model.backbone = load_backbone(name_or_path, encoder_config, type(skeleton), attn_implementation)
+        model.backbone = load_backbone(name_or_path, whole_config, type(skeleton), attn_implementation)
+        if layers is not None:
+            keep_layers(model.backbone, encoder_config, layers)
+        if model_config.bidirectional:
+            attend_both_ways(model.backbone)
+            encoder_config.is_causal = False
+        if model_config.lora is not None:
+            add_lora(model.backbone, model_config.lora)
         for objective in model.auxiliaries():
             objective.init_from_checkpoint(name_or_path)
             objective.load_frozen()
@@ -156,8 +171,17 @@ class CSEModel(EncoderWrapper):
         that neither the contrast nor an objective reads."""
         for objective in self.auxiliaries():
             objective.freeze()
+        if self.config.lora is not None:
+            freeze_but_lora(self.backbone)
         if not self.config.contrastive_weight and not any(o.reads_z for o in self.auxiliaries()):
             self.projector.requires_grad_(False)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Save a training checkpoint as Transformers does, with the adapters of ``lora`` in ``adapter/`` as well."""
+        saved = super().save_pretrained(save_directory, *args, **kwargs)
+        if self.config.lora is not None and kwargs.get("is_main_process", True):
+            save_adapter(self.backbone, Path(save_directory) / ADAPTER_FOLDER, self.config.lora)
+        return saved
 
     def load_frozen(self) -> None:
         """Let every objective load the frozen networks that are not in the checkpoint."""
@@ -165,6 +189,13 @@ class CSEModel(EncoderWrapper):
             objective.load_frozen()
 
     # For trainer and collator
+
+    @property
+    def single_view(self) -> bool:
+        """True if a single sentence is encoded once: there is no contrast, no objective reads a second view, and no
+        view is perturbed."""
+        read = self.config.contrastive_weight or any(self.config.view_changes)
+        return not read and all(objective.one_view for objective in self.auxiliaries())
 
     def auxiliaries(self) -> list[Objective]:
         """Return the auxiliary objectives in the order of the config."""
@@ -456,7 +487,8 @@ class CSEModel(EncoderWrapper):
         token_counts_BC: Any = None,
         batch: Mapping[str, Any] | None = None,
     ) -> Views:
-        """Encode all views in one pass, view-major. A single column is encoded twice under dropout.
+        """Encode all views in one pass, view-major. A single column is encoded twice under dropout, or once with
+        ``single_view``.
 
         Arguments:
             input_ids_BCL, attention_mask_BCL: (B, C, L) int64.
@@ -464,14 +496,14 @@ class CSEModel(EncoderWrapper):
             batch: the collator's further keys, with the views' perturbations if there are any.
         """
         columns = input_ids_BCL.shape[1]
+        views = max(columns, 1 if self.single_view else 2)
         if columns == 1 and self.config.second_prompt_template is not None:
             raise ValueError("input_ids must hold a column for each template, (B, 2, L), got one column")
         ids, mask = (x.transpose(0, 1).flatten(0, 1) for x in (input_ids_BCL, attention_mask_BCL))
-        if columns == 1:
+        if columns < views:
             ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
         if token_counts_BC is not None:
-            note_counts(mask, [row[column % columns] for column in range(max(columns, 2)) for row in token_counts_BC])
-        views = max(columns, 2)
+            note_counts(mask, [row[column % columns] for column in range(views) for row in token_counts_BC])
         h_NH, attentions = self.attended_in_chunks(ids, mask, views, batch or {})
         h, raw, z = self.encode_rows(ids, mask, views, batch or {}, h_NH=h_NH)
         texts = self.templates.text_keys(ids, mask, views).unflatten(0, (views, -1))
@@ -558,9 +590,11 @@ class CSEModel(EncoderWrapper):
         """Return the contrastive term L_NCE (SimCSE Eqs. 1 and 5; ArcCSE's with ``angular_margin``) in fp32, and its
         diagnostics.
 
-        The keys are the views of all processes. There is no term if its weight is 0.
+        The keys are the views of all processes. There is no term if its weight is 0, and nothing for a single view.
         """
         config = self.config
+        if len(views.z) == 1:
+            return {}, {}
         with torch.autocast(views.z.device.type, enabled=False):
             positives_B, V = own_columns(views.z[0]), len(views.z)
             reads_first = config.symmetric or config.same_view_negatives

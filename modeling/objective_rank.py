@@ -107,6 +107,7 @@ class RankingDistillation(Objective):
     config_class = RankingDistillationConfig
     config: RankingDistillationConfig
     cacheable = True
+    any_size = True
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode
@@ -213,7 +214,7 @@ def list_mle(S_BK: Tensor, T_BK: Tensor) -> Tensor:
 
 def agreement(S_BK: Tensor, T_BK: Tensor, own_BK: Tensor) -> Tensor:
     """Return the mean correlation of the rows of S and T without the own keys, ()."""
-    count = S_BK.shape[1] - 1
+    count = max(S_BK.shape[1] - 1, 1)
     centred = []
     for values_BK in (S_BK, T_BK):
         kept_BK = values_BK.masked_fill(own_BK, 0.0)

@@ -375,6 +375,10 @@ class Objective(nn.Module):
     reads_z: bool = True
     #: True if it reads the sentences' vectors, z or h. Matryoshka training computes such a term once for each size.
     reads_vectors: bool = True
+    #: True if z may have any size (``projector_size``).
+    any_size: ClassVar[bool] = False
+    #: True if one view of a sentence is enough. Without the contrast a single sentence is then encoded once.
+    one_view: ClassVar[bool] = False
     #: True if it works with cached gradients: its networks run through ``encode.chunks`` (or it has none) and treat
     #: rows independently; terms that couple rows use the outputs of the full batch.
     cacheable: ClassVar[bool] = False
@@ -388,6 +392,12 @@ class Objective(nn.Module):
     references: int = 0
     #: True if it reads the teachers' vectors of all contrastive columns: ``teacher_0_1`` (B, D) of the second, …
     teaches_all_columns: bool = False
+    #: True if its teacher is a cross-encoder, whose margins of triplets it reads: ``teacher_0`` (B, 1).
+    teaches_margins: ClassVar[bool] = False
+    #: The number of contrastive columns that the corpus must have at least.
+    columns: ClassVar[int] = 1
+    #: True if the teachers' vectors must have the size of z.
+    in_teachers_space: bool = False
 
     def __init__(self, config: Any, encoder_config: PreTrainedConfig) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-POOLINGS = ("cls", "mean", "first_last_mean", "top2_mean", "mask")
+POOLINGS = ("cls", "mean", "last", "first_last_mean", "top2_mean", "mask")
 #: Poolings that read more than the last layer.
 NEEDS_HIDDEN_STATES = ("first_last_mean", "top2_mean")
 
@@ -44,25 +44,25 @@ def at_offset(states_NLH: Tensor, mask_NL: Tensor, offset: int) -> Tensor:
 
 
 def single_offset(pooling: str, mask_offset: int | None = None) -> int | None:
-    """Return the offset (see ``place_of``) of the one state that ``cls`` or ``mask`` reads; None for other poolings.
+    """Return the offset (see ``place_of``) of the one state that ``cls``, ``last`` or ``mask`` reads, else None.
 
     Raises:
         ValueError: ``mask`` without an offset.
     """
     if pooling == "mask" and mask_offset is None:
         raise ValueError("pooling 'mask' needs prompt_mask_offset, got None: build the model with from_backbone")
-    return {"cls": 0, "mask": mask_offset}.get(pooling)
+    return {"cls": 0, "last": -1, "mask": mask_offset}.get(pooling)
 
 
 def pool(pooling: str, hidden_states: Sequence[Tensor], mask_NL: Tensor, mask_offset: int | None = None) -> Tensor:
     """Pool the states of N sentences.
 
     Arguments:
-        pooling: ``cls`` (the first real token), ``mean``, ``first_last_mean``, ``top2_mean`` or ``mask``. "First" is
-            the output of the first layer (``hidden_states[1]``; ``[0]`` would be the embeddings), as in SimCSE since
-            its fix.
-        hidden_states: (N, L, H) each; embeddings first, last layer last. Only the last is needed for ``cls``, ``mean``
-            and ``mask``.
+        pooling: ``cls`` (the first real token), ``last`` (the last one), ``mean``, ``first_last_mean``, ``top2_mean``
+            or ``mask``. "First" is the output of the first layer (``hidden_states[1]``; ``[0]`` would be the
+            embeddings), as in SimCSE since its fix.
+        hidden_states: (N, L, H) each; embeddings first, last layer last. Only the last is needed for ``cls``,
+            ``last``, ``mean`` and ``mask``.
         mask_NL: 1 for real tokens.
         mask_offset: for ``mask``, the position of the template's own mask token (see
             ``CSEConfig.prompt_mask_offset``).

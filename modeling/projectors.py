@@ -37,8 +37,8 @@ class CrossRankBatchNorm1d(nn.BatchNorm1d):
             self.running_var.lerp_(unbiased_H, momentum)
 
 
-def build_projector(kind: str, hidden_size: int) -> nn.Module:
-    """Build a projector, (N, H) → (N, H).
+def build_projector(kind: str, hidden_size: int, size: int | None = None) -> nn.Module:
+    """Build a projector, (N, H) → (N, H), or with ``size`` (N, H) → (N, size), which ``linear`` alone can.
 
     - ``tanh``: Linear, Tanh (SimCSE §4.1)
     - ``batchnorm``: Linear(H, 2H, no bias), BatchNorm, ReLU, Linear(2H, H, no bias), BatchNorm(no affine) (DiffCSE §3)
@@ -59,7 +59,7 @@ def build_projector(kind: str, hidden_size: int) -> nn.Module:
             CrossRankBatchNorm1d(hidden_size, affine=False),
         )
     if kind == "linear":
-        return nn.Linear(hidden_size, hidden_size)
+        return nn.Linear(hidden_size, size or hidden_size)
     if kind == "none":
         return nn.Identity()
     raise ValueError(f"projector must be one of {', '.join(map(repr, PROJECTORS))}, got {kind!r}")

@@ -5,10 +5,12 @@ from .objective_aux_mlm import AuxiliaryMaskedLM
 from .objective_conditional import ConditionalMaskedLM, CorrectiveLM
 from .objective_consistency import RankingConsistency
 from .objective_dcm import DimensionContrast
+from .objective_distill import Distillation
 from .objective_edited import EditedContrast
 from .objective_group import GroupContrast
 from .objective_guided import GuidedNegatives
 from .objective_icm import InformationCompensation
+from .objective_margin import MarginDistillation
 from .objective_mlm import MaskedLM
 from .objective_noise import NoiseNegatives
 from .objective_peer import PeerCooperation
@@ -36,6 +38,8 @@ for _objective in (
     Denoising,
     RankingConsistency,
     RankingDistillation,
+    Distillation,
+    MarginDistillation,
     MaskedTriplet,
     GroupContrast,
     PeerCooperation,

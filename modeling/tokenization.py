@@ -52,6 +52,8 @@ def sentence_frame(
         template: contains ``{sentence}`` and ``{mask}``, e.g. ``"{sentence}" means {mask}.`` Its parts are tokenised
             separately, so that sentence and template never share a token. If it ends in ``{mask}``, no special token
             follows, and the mask token is the last one. None means the tokenizer's own, see :func:`own_template`.
+            For a tokenizer without a mask token (of a decoder language model) the template has no ``{mask}``, and no
+            special token follows it.
         field: name of the template's setting, for the messages.
 
     Raises:
@@ -61,6 +63,9 @@ def sentence_frame(
     if template in (None, own_template(tokenizer)):
         offset = None if template is None else _mask_offset(lead, tail, tokenizer.mask_token_id)
         return Frame(lead, tail, offset)
+    if tokenizer.mask_token is None and template.count("{sentence}") == 1 and "{mask}" not in template:
+        prefix_ids, suffix_ids = _template_ids(tokenizer, template)
+        return Frame(lead + prefix_ids, suffix_ids, None)  # pooling reads the template's last token
     if template.count("{sentence}") != 1 or template.count("{mask}") != 1:
         raise ValueError(f"{field} must hold '{{sentence}}' once and '{{mask}}' once, got {template!r}")
     if tokenizer.mask_token is None:

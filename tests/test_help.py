@@ -62,7 +62,7 @@ def test_help_all_has_every_argument_of_transformers(command: str) -> None:
     words = set(re.findall(r"--([a-z_0-9]+)", text))
     assert {field.name for field in fields(TrainingArguments) if field.init} - words == set()
     assert "--fsdp_config" not in shown(command, "--help")
-    assert len(shown(command, "--help").splitlines()) < 200 < len(text.splitlines())
+    assert len(shown(command, "--help").splitlines()) < 230 < len(text.splitlines())
 
 
 def shown_name(objective: str, field: str) -> str:

@@ -63,6 +63,8 @@ def test_an_option_of_a_preset_is_known(name: str, capsys: pytest.CaptureFixture
         "token_information",
         "smoothing",
         "attention",
+        "distill",
+        "margin",
     ]
     try:
         parse_run_arguments([*words, "--model_name_or_path", "x", "--train_file", "y", f"--{name}", "0"])

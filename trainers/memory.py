@@ -49,10 +49,10 @@ def bytes_of_activations(model: CSEModel, args: CSETrainingArguments, columns: i
     """Return a lower bound of what the encoder keeps of a batch for the backward pass, in bytes.
 
     Arguments:
-        columns: the corpus's; a single one is encoded twice.
+        columns: the corpus's; a single one is encoded twice, or once with ``single_view``.
         tokens: mean tokens of a text.
     """
-    texts = args.per_device_train_batch_size * max(columns, 2)
+    texts = args.per_device_train_batch_size * max(columns, 1 if model.single_view else 2)
     texts = min(texts, args.cache_chunk_size) if args.cache_chunk_size else texts
     config = model.backbone.config
     kept = 1 if args.gradient_checkpointing else KEPT

@@ -105,7 +105,9 @@ class CSETrainer(HubTrainer):
         spread_evaluations(args, corpus)
         model.cache_gradients(args.cache_chunk_size)
         folder, columns = Path(str(args.output_dir)) / TEACHERS_FOLDER, taught_columns(model, corpus)
-        self.teachers = Teachers(corpus, args.teachers or [], folder, columns)
+        margins = any(objective.teaches_margins for objective in model.auxiliaries())
+        self.teachers = Teachers(corpus, args.teachers or [], folder, columns, margins)
+        check_teachers(model, self.teachers)
         self.corpus, self.dev, self.transfer, self.tokenizer = corpus, dev, list(transfer), tokenizer
         self.embedded_dev: EmbeddedPairs | None = None
         geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []
@@ -417,6 +419,19 @@ def taught_columns(model: CSEModel, corpus: Corpus) -> int:
     return len(corpus.columns) - further if any(o.teaches_all_columns for o in model.auxiliaries()) else 1
 
 
+def check_teachers(model: CSEModel, teachers: Teachers) -> None:
+    """Raise ValueError if the vectors of teachers have not the size that an objective compares them in."""
+    own = model.config.projected_size
+    names = [objective.config.name for objective in model.auxiliaries() if objective.in_teachers_space]
+    for name, size in zip(teachers.names, teachers.sizes() if names else [], strict=False):
+        if size != own:
+            raise ValueError(
+                f"teachers must have vectors of {own} dimensions with {names[0]!r}, {name} has {size}: map to them "
+                f"with --projector linear --projector_size {size} --projector_at_inference True, or choose "
+                "--distill_loss similarities"
+            )
+
+
 def spread_evaluations(args: CSETrainingArguments, corpus: Corpus) -> None:
     """Let a run of fewer than 1,000 steps be evaluated eight times, unless the arguments name an interval."""
     known = args.max_steps > 0 or not corpus.streaming
@@ -453,6 +468,18 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
             f"{corpus.name} has only "
             f"{', '.join(corpus.columns)}"
         )
+    for objective in model.auxiliaries():
+        if len(corpus.columns) - further < objective.columns:
+            raise ValueError(
+                f"the objective {objective.config.name!r} needs {objective.columns} columns (query, positive, "
+                f"negative), {corpus.name} has {', '.join(corpus.columns)}"
+            )
+    margins = [o.config.name for o in model.auxiliaries() if o.teaches_margins]
+    others = [o.config.name for o in model.auxiliaries() if o.teachers and not o.teaches_margins]
+    if margins and others:
+        raise ValueError(
+            f"{margins[0]!r} reads a cross-encoder and {others[0]!r} an encoder: --teachers names one kind"
+        )
     teachers = max((objective.teachers for objective in model.auxiliaries()), default=0)
     if teachers != len(args.teachers or []):
         raise ValueError(
@@ -464,7 +491,9 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
     augmentation = make_augmentation(args.augmentation, args.augmentation_rate, args.augmentation_span)
     check_augmentation(augmentation, corpus, further)
     one_text = len(corpus.columns) - further == 1 and augmentation is None and not any(model.config.view_changes)
-    if one_text and model.config.second_prompt_template is None and not any(dropout.values()):
+    two_views = one_text and model.config.second_prompt_template is None and not model.single_view
+    adapters = (model.config.lora or {}).get("lora_dropout", 0)
+    if two_views and not any(dropout.values()) and not adapters:
         raise ValueError(
             f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
             "set dropout, e.g. --dropout 0.1, choose an --augmentation, perturb a view, or train on pairs"

@@ -9,9 +9,9 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 (``informin-ablations/lambda``), ``selection`` (see ``experiments.tables.selection``), ``plans`` (see
 ``experiments.tables.plans``), ``FOLDER/FILE`` for the file of
 a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
-``encode-memory``, ``safety``, ``torture``, ``costs/gaps-…``, ``benchmarks/encode-…``, ``benchmarks/scaling-…``,
-``benchmarks/selection-…``: see ``experiments.tables.costs``; a ``costs`` table includes the backbone's ``parameters``
-if measured; ``speed``: see ``experiments.tables.retrieval``),
+``encode-memory``, ``decoder-memory``, ``safety``, ``torture``, ``costs/gaps-…``, ``benchmarks/encode-…``,
+``benchmarks/scaling-…``, ``benchmarks/selection-…``: see ``experiments.tables.costs``; a ``costs`` table includes the
+backbone's ``parameters`` if measured; ``speed``: see ``experiments.tables.retrieval``),
 ``quickstart/STEP`` and ``quickstart/times`` (see ``experiments.quickstart``),
 ``frontdoor/beside``, ``frontdoor/methods`` and ``frontdoor/averages`` for the README (see
 ``experiments.tables.frontdoor``), ``audit/gradients`` (see ``experiments.tables.audit``), ``evaluation/retrieval``,
@@ -70,6 +70,7 @@ from experiments.tables.costs import (
     term_gradients_table,
 )
 from experiments.tables.curves import curves_table
+from experiments.tables.decoders import decoder_memory_table
 from experiments.tables.domains import domain_table
 from experiments.tables.frontdoor import FRONTDOOR_TABLES
 from experiments.tables.geometry import clustering_table, geometry_table
@@ -97,6 +98,7 @@ _BENCHMARKS = {
     "benchmarks/selection": ("selection.py", selection_cost_table),
     "encode-memory": ("encode_memory.py", encode_memory_table),
     "memory": ("memory.py", memory_table),
+    "decoder-memory": ("../experiments/decoder_memory.py", decoder_memory_table),
     "corpus": ("corpus.py", corpus_table),
     "collator": ("collator.py", collator_table),
     "gradients": ("term_gradients.py", term_gradients_table),

@@ -125,6 +125,13 @@ KNOWN: dict[str, Any] = {
     "attention_samples": int,
     "whitening_groups": int,
     "whitening_shuffle": bool,
+    "bidirectional": bool,
+    "lora": int,
+    "margin_weight": float,
+    "margin_similarity": str,
+    "distill_weight": float,
+    "distill_loss": str,
+    "projector_size": int,
     "tsdae_weight": float,
     "matryoshka_dims": list,
     "tsdae_deletion": float,
@@ -149,7 +156,11 @@ KNOWN: dict[str, Any] = {
 
 
 #: The Condenser checkpoints that InfoCSE's scripts start from, and their encoders.
-CONDENSER = {"Luyu/condenser": "bert-base", "ffgcc/condenser-bert-large": "bert-large"}
+CONDENSER = {
+    "princeton-nlp/Sheared-LLaMA-1.3B": "sheared-llama",
+    "Luyu/condenser": "bert-base",
+    "ffgcc/condenser-bert-large": "bert-large",
+}
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)

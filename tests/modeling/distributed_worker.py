@@ -113,6 +113,15 @@ CASES: dict[str, dict[str, Any]] = {
         "rank_teachers": 2,
         "rank_references": 7,
     },
+    "distill": {
+        "columns": 2,
+        "distill_weight": 1.0,
+        "contrastive_weight": 0.0,
+        "projector": "linear",
+        "projector_size": 5,
+    },
+    "margin": {"columns": 3, "margin_weight": 0.5, "contrastive_weight": 0.0},
+    "distill_similarities": {"columns": 2, "chunks": 3, "distill_weight": 1.0, "distill_loss": "similarities"},
     "chunks_rank": {
         "columns": 2,
         "chunks": 3,
@@ -237,6 +246,8 @@ def joined_batch(columns: int) -> dict[str, Tensor]:
     lengths[5], lengths[6, 0] = lengths[2], lengths[1, 0]
     names = [f"teacher_{place}{column}" for column in ("", "_1", "_2") for place in (0, 1)]
     teachers = {name: torch.randn(WORLD * B, 5, generator=generator) for name in names}
+    if columns == 3:  # margins of a cross-encoder
+        teachers["teacher_0"] = teachers["teacher_0"][:, :1]
     return {"input_ids": ids, "attention_mask": (torch.arange(L) < lengths).long(), **teachers}
 
 

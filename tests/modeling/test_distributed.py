@@ -28,6 +28,8 @@ AVERAGED = {
     "icm": {"icm_cross_entropy"},
     "consistency": set(),
     "rank": {"rank_agreement"},
+    "distill": {"distill_agreement"},
+    "margin": {"margin_order"},
     "triplet": {"triplet_violations"},
     "group": {"group_positives"},
     "peer": {"peer_divergence", "peer_contrastive", "peer_group"},

@@ -13,6 +13,7 @@ from csekit.encoding.encoder import TextEncoder, first_not_finite, weights_diges
 from csekit.encoding.load import load_encoder
 from csekit.encoding.stores import open_sink, read_record, write_record
 from csekit.trainers.data.corpora import Corpus
+from csekit.trainers.data.cross_encoders import CrossEncoder
 
 #: The folder of the vectors in a run's folder, and the texts that are encoded and written at a time.
 TEACHERS_FOLDER, CHUNK = "teachers", 10_000
@@ -27,6 +28,7 @@ class Teachers:
             one row for each row of the corpus, (rows, D), or (rows, columns, D) for several columns.
         folder: keeps what is computed. The next call takes it, and continues after a kill.
         columns: how many of the corpus's columns get vectors, from the first one.
+        margins: the teachers are cross-encoders (:class:`CrossEncoder`), or files with their margins, (rows, 1).
 
     Raises:
         ValueError: the corpus is a stream; an encoder needs a pooling; a file lacks a vector for a sentence, has
@@ -34,13 +36,27 @@ class Teachers:
         FileNotFoundError: there is no such encoder or file.
     """
 
-    def __init__(self, corpus: Corpus, names: Sequence[str], folder: Path, columns: int = 1) -> None:
+    def __init__(
+        self, corpus: Corpus, names: Sequence[str], folder: Path, columns: int = 1, margins: bool = False
+    ) -> None:
         if names and corpus.streaming:
             raise ValueError("teachers must be left out with streaming: their vectors are computed before training")
         self.corpus, self.names, self.folder, self.columns = corpus, list(names), folder, columns
-        self.found = [
-            read_vectors(Path(name), corpus.rows, columns) if name.endswith(".npy") else load_teacher(name)
+        self.found: list[Any] = [
+            read_vectors(Path(name), corpus.rows, columns)
+            if name.endswith(".npy")
+            else (CrossEncoder(name) if margins else load_teacher(name))
             for name in names
+        ]
+        for name, found in zip(names, self.found, strict=True):
+            if margins and isinstance(found, np.ndarray) and found.shape[1:] != (1,):
+                raise ValueError(f"{name}: must hold one margin for each row, (rows, 1), got {found.shape}")
+
+    def sizes(self) -> list[int]:
+        """Return the number of dimensions of each teacher's vectors."""
+        return [
+            found.shape[-1] if isinstance(found, np.ndarray) else int(found.encode(["a"]).shape[1])
+            for found in self.found
         ]
 
     def vectors(self, progress: bool = True) -> list[np.ndarray]:
@@ -51,6 +67,9 @@ class Teachers:
             ValueError: the folder holds the vectors of another corpus or encoder.
         """
         for place, (name, found) in enumerate(zip(self.names, self.found, strict=True)):
+            if isinstance(found, CrossEncoder):
+                target, title = self.folder / f"{place}.npy", name if progress else None
+                self.found[place] = margins_of(self.corpus, found, target, title)
             if isinstance(found, TextEncoder):
                 target = self.folder / f"{place}.npy"
                 title = name if progress else None
@@ -101,11 +120,24 @@ def encoded_vectors(
     return vectors if columns == 1 else vectors.reshape(corpus.rows, columns, -1)
 
 
+def margins_of(corpus: Corpus, encoder: CrossEncoder, target: Path, title: str | None) -> np.ndarray:
+    """Score the corpus's triplets into ``target``, (rows, 1), or take what is there."""
+    dataset: Any = corpus.dataset
+
+    def rows_from(start: int) -> Iterator[list[Any]]:
+        for first in range(start, corpus.rows, CHUNK):
+            items = dataset.__getitems__(range(first, min(first + CHUNK, corpus.rows)))
+            yield [item["texts"][:3] for item in items]
+
+    read = {"name": corpus.name, "sha256": texts_digest(corpus, 3), "column": ", ".join(corpus.columns[:3])}
+    return stored_vectors(encoder, target, read | {"rows": corpus.rows}, rows_from, title)
+
+
 def stored_vectors(
-    encoder: TextEncoder,
+    encoder: TextEncoder | CrossEncoder,
     target: Path,
     read: dict[str, Any],
-    texts_from: Callable[[int], Iterator[list[str]]],
+    texts_from: Callable[[int], Iterator[list[Any]]],
     title: str | None,
 ) -> np.ndarray:
     """Encode texts into ``target``, or take what is there; a killed call goes on where it stopped.

@@ -106,6 +106,9 @@ def _embeddings(config: Mapping[str, Any]) -> list[str]:
             f"states, mask = {states}, {mask}.unsqueeze(-1)",
             "embeddings = (states * mask).sum(1) / mask.sum(1)",
         ]
+    if config["pooling"] == "last":
+        place = f"states[range(len(states)), {mask}.sum(1) - 1]  # the last token, padding on the right"
+        return [f"states = {states}", f"embeddings = {place}"]
     if config["pooling"] == "mask" and offset < 0:
         place = f"states[range(len(states)), {mask}.sum(1) - {-offset}]  # the mask token"
         return [f"states = {states}", f"embeddings = {place}"]
@@ -167,7 +170,7 @@ def render_card(results: Mapping[str, Any], name: str, options: CardOptions = Ca
             pooling=config["pooling"],
             template=config.get("prompt_template"),
             needs_code=config["pooling"] == "mask" and config.get("prompt_mask_offset") != -1,
-            exported=config["pooling"] in ("cls", "mean", "mask"),
+            exported=config["pooling"] in ("cls", "mean", "last", "mask"),
             projected=config.get("projector_at_inference", False),
             embeddings="\n".join(_embeddings(config)),
             imports=results.get("imports") or [],

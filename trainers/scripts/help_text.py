@@ -80,9 +80,9 @@ BEFORE_METHOD = (
         "Encoder and method",
         "What is trained, and from which start.",
         (
-            "config", "model_name_or_path", "method", "objectives", "imports", "objective", "dropout", "model_type",
-            "config_overrides", "vocab_size", "tokenizer_name", "small_budget_init", "split_layer", "head_layers",
-            "head_init",
+            "config", "model_name_or_path", "method", "objectives", "imports", "objective", "dropout", "layers",
+            "model_type", "config_overrides", "vocab_size", "tokenizer_name", "small_budget_init", "split_layer",
+            "head_layers", "head_init",
         ),
     ),
     Group(

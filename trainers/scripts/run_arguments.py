@@ -84,6 +84,9 @@ class RunArguments(CorpusArguments):
             "preset 'import'; those of preset and command line add up.",
         },
     )
+    layers: list[int] | None = field(
+        default=None, metadata={"help": "Keep only these layers of the encoder, numbered from 0: a smaller one."}
+    )
     streaming: bool = field(default=False, metadata={"help": "Read the corpus as a stream; needs --max_steps."})
     train_fraction: float | None = field(
         default=None,

@@ -233,8 +233,10 @@ def make_trainer(
         if fit.warning and args.process_index == 0:
             print(f"warning: {fit.warning}", file=sys.stderr)
         set_seed(args.seed)
-        model = METHODS[run.method].from_backbone(name, tokenizer=tokenizer, dropout=run.dropout, **method_fields)
-        check_backbone(name, model.backbone, tokenizer)
+        model = METHODS[run.method].from_backbone(
+            name, tokenizer=tokenizer, dropout=run.dropout, layers=run.layers, **method_fields
+        )
+        check_backbone(name, model.backbone, tokenizer, whole=run.layers is None)
     trainer = CSETrainer(model, args, data.corpus, tokenizer, data.dev, data.transfer)
     with broken_model_told(name):
         vectors(trainer.embed, data.corpus.sample(1)[0][:1])  # a broken model shows here, not while it trains

@@ -12,6 +12,7 @@ from .check import check
 from .common import AnyProgress
 from .compare import compare
 from .convert import convert
+from .distill_static import distill_static
 from .encode import encode, merge
 from .evaluate import evaluate
 from .export import export
@@ -24,11 +25,12 @@ from .pairs import pairs
 from .push import push
 from .report import report
 from .search import search
-from .train import PassThrough, pretrain, train, train_pairs
+from .train import PassThrough, distill, pretrain, train, train_pairs
 
 main = typer.Typer(name="csekit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 main.command("train", cls=PassThrough)(train)
 main.command("train-pairs", cls=PassThrough)(train_pairs)
+main.command("distill", cls=PassThrough)(distill)
 main.command("pretrain", cls=PassThrough)(pretrain)
 main.command("check")(check)
 main.command("eval")(evaluate)
@@ -43,6 +45,7 @@ main.command("merge")(merge)
 main.command("search")(search)
 main.command("pairs")(pairs)
 main.command("mine")(mine)
+main.command("distill-static")(distill_static)
 main.command("card")(card)
 main.command("push")(push)
 main.command("export")(export)

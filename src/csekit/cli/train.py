@@ -1,4 +1,4 @@
-"""``csekit train``, ``csekit train-pairs`` and ``csekit pretrain``: their options are those of the trainers."""
+"""``csekit train``, ``train-pairs``, ``distill`` and ``pretrain``: their options are those of the trainers."""
 
 from typing import Any
 
@@ -32,6 +32,15 @@ def train_pairs(ctx: typer.Context) -> None:
     from csekit.trainers.scripts.train_pairs import main
 
     with called("csekit train-pairs"):
+        raise typer.Exit(main(ctx.args))
+
+
+def distill(ctx: typer.Context) -> None:
+    """Train an encoder on the vectors of a larger one, or on those of another language's sentences."""
+    from csekit.trainers.scripts.distill import main
+    from csekit.trainers.scripts.launch import called
+
+    with called("csekit distill"):
         raise typer.Exit(main(ctx.args))
 
 

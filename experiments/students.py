@@ -1,0 +1,105 @@
+"""Teachers and their students in one table: parameters, size on disk, dimensions, speed and scores.
+
+    python -m experiments.students "teacher=runs/teacher" "two layers=runs/student" "static=runs/static" \
+        --texts sentences.txt --data_dir data --collections scifact --output experiments/results/students/minilm.json
+
+STS is the mean of the seven test sets, Spearman × 100; retrieval is nDCG@10 × 100 of each collection, a folder in
+``--data_dir`` in BEIR's format. The speed is that of ``encode`` on the texts of ``--texts``, the median of three
+passes. The table of the results file is printed as Markdown.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging
+
+from csekit.encoding import environment, load_encoder
+from csekit.encoding.provenance import write_json
+from csekit.evaluation import evaluate_sts, load_sts, read_sentences
+from csekit.evaluation.retrieval import evaluate_retrieval
+from csekit.evaluation.retrieval_data import load_beir
+
+PASSES = 3
+
+
+def measure(
+    path: str, texts: Sequence[str], sts: Any, collections: Mapping[str, Any], device: str | None
+) -> dict[str, Any]:
+    """Return size, speed and scores of one encoder."""
+    encoder = load_encoder(path, device=device)
+    seconds = []
+    for _ in range(PASSES):
+        started = time.perf_counter()
+        rows = encoder.encode(texts)
+        seconds.append(time.perf_counter() - started)
+    files = [file for file in Path(path).glob("**/*.safetensors") if "training" not in file.relative_to(path).parts]
+    found: dict[str, Any] = {
+        "parameters": sum(parameter.numel() for parameter in encoder.model.parameters()),
+        "megabytes": round(sum(file.stat().st_size for file in files) / 1e6, 2),
+        "dimensions": int(rows.shape[1]),
+        "texts_per_second": round(len(texts) / statistics.median(seconds), 1),
+        "scores": {},
+    }
+    if sts:
+        average = evaluate_sts(encoder, sts).avg
+        found["scores"]["STS Avg."] = None if average is None else round(average, 4)
+    for name, collection in collections.items():
+        metrics = evaluate_retrieval(encoder, collection).metrics
+        found["scores"][f"{name}, nDCG@10"] = round(float(metrics["ndcg@10"]), 4)
+    return found
+
+
+def table(record: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a Markdown table: a row for each encoder."""
+    encoders = record["encoders"]
+    tasks = list(next(iter(encoders.values()))["scores"])
+    head = ["encoder", "parameters (M)", "MB", "dimensions", "texts/s", *tasks]
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    for name, found in encoders.items():
+        scores = ["" if found["scores"][task] is None else f"{found['scores'][task]:.2f}" for task in tasks]
+        cells = [f"{found['parameters'] / 1e6:.2f}", f"{found['megabytes']:.1f}", str(found["dimensions"])]
+        cells.append(f"{found['texts_per_second']:,.0f}")
+        lines.append(f"| {' | '.join([name, *cells, *scores])} |")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.students", description=__doc__.split("\n")[0])
+    parser.add_argument("encoders", nargs="+", metavar="NAME=FOLDER", help="an encoder and its name in the table")
+    parser.add_argument("--texts", required=True, help="a sentence a line, for the speed")
+    parser.add_argument("--data_dir", required=True, help="folder in SentEval's layout")
+    parser.add_argument("--tasks", help="STS sets, separated by commas; default: the seven test sets; none: no STS")
+    parser.add_argument("--collections", nargs="*", default=[], help="folders in data_dir, in BEIR's format")
+    parser.add_argument("--output", type=Path, required=True, help="results file")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda")
+    args = parser.parse_args(argv)
+    named = dict(each.partition("=")[::2] for each in args.encoders)
+    for name, path in named.items():
+        if not Path(path).is_dir():
+            parser.error(f"encoders must be NAME=FOLDER, got {name}={path}: no such folder")
+    if len(named) < len(args.encoders):
+        parser.error(f"encoders must have different names, got {' '.join(args.encoders)}")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    texts = read_sentences(args.texts)
+    sts = [] if args.tasks == "none" else load_sts(args.data_dir, *([args.tasks.split(",")] if args.tasks else []))
+    collections = {name: load_beir(Path(args.data_dir) / name) for name in args.collections}
+    encoders: dict[str, Any] = {}
+    for name, path in named.items():
+        encoders[name] = measure(path, texts, sts, collections, args.device)
+        print(f"{name}: measured", flush=True)
+    record = {"schema": 1, "texts": len(texts), "device": args.device, "encoders": encoders}
+    record["environment"] = environment()
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    write_json(args.output, record)
+    print("\n".join([f"written: {args.output}", *table(record)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Low-rank adapters of an encoder (LoRA: Hu et al., 2021), through peft: put in, merged for the export, saved alone.
+
+Only the adapters train. The encoder's own weights stay as they are, so that neither gradients nor the optimiser's
+state of them are kept.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+#: peft's name of the adapter, the folder of its files in a checkpoint, and the settings that are not given.
+ADAPTER, ADAPTER_FOLDER = "default", "adapter"
+DEFAULTS: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
+
+
+def lora_settings(given: Any) -> dict[str, Any] | None:
+    """Return the settings of the adapters: fields of ``peft.LoraConfig``, or None for no adapters.
+
+    Arguments:
+        given: None, the rank (a number, or digits from a command line), or a mapping of fields (or as JSON).
+
+    Raises:
+        ValueError: something else, or a rank below 1.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            given = {"r": given}
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = {"r": given, "lora_alpha": 2 * given}
+    rank = given.get("r", DEFAULTS["r"]) if isinstance(given, dict) else None
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise ValueError(f"lora must be a rank of at least 1, or fields of peft.LoraConfig with r, got {given!r:.80}")
+    return {**DEFAULTS, **given}
+
+
+def add_lora(backbone: PreTrainedModel, settings: dict[str, Any]) -> None:
+    """Put adapters into an encoder, in place, and freeze its own weights.
+
+    Raises:
+        ImportError: peft is not installed.
+        ValueError: peft refuses a setting.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ImportError("lora needs peft: pip install 'csekit[lora]'") from error
+    try:
+        inject_adapter_in_model(LoraConfig(**settings), backbone, adapter_name=ADAPTER)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"lora: {' '.join(str(error).split())[:300]}") from error
+
+
+def freeze_but_lora(backbone: nn.Module) -> None:
+    """Let the adapters alone train."""
+    for name, parameter in backbone.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+
+
+@torch.no_grad()
+def merged_weights(backbone: nn.Module) -> dict[str, Tensor]:
+    """Return the encoder's weights with the adapters added to them, by the names of the plain encoder.
+
+    The encoder itself does not change."""
+    found = {
+        name.replace(".base_layer.", "."): weight
+        for name, weight in backbone.state_dict().items()
+        if ".lora_" not in name
+    }
+    for name, module in backbone.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            adapted: Any = module
+            found[f"{name}.weight"] = adapted.get_base_layer().weight + adapted.get_delta_weight(ADAPTER)
+    return found
+
+
+def save_adapter(backbone: PreTrainedModel, folder: Path, settings: dict[str, Any]) -> None:
+    """Write the adapters alone, so that ``peft.PeftModel.from_pretrained(encoder, folder)`` loads them."""
+    from peft import LoraConfig
+
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: weight for name, weight in backbone.state_dict().items() if ".lora_" in name}
+    named = {f"base_model.model.{name.replace(f'.{ADAPTER}', '')}": weight for name, weight in state.items()}
+    save_file({name: weight.detach().cpu().contiguous() for name, weight in named.items()},
+              folder / "adapter_model.safetensors")  # fmt: skip
+    config = LoraConfig(**settings)
+    config.inference_mode = True
+    config.base_model_name_or_path = Path(backbone.name_or_path or "").name or None
+    config.save_pretrained(str(folder))

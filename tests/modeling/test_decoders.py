@@ -1,0 +1,178 @@
+"""Decoder language models as encoders: last token, padding on either side, packed batches, attention to both sides,
+adapters, and the export in sentence-transformers and peft."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+
+from csekit.encoding import load_encoder
+from csekit.encoding.pretrained import load_tokenizer
+from csekit.modeling import CSEModel
+from csekit.modeling.tokenization import sentence_frame
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 4,
+         "num_key_value_heads": 2, "vocab_size": 90, "max_position_embeddings": 64, "bos_token_id": 1,
+         "eos_token_id": 1, "pad_token_id": None}  # fmt: skip
+FAMILIES = {
+    "qwen2": {**SIZES, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+    "qwen3": SIZES,
+    "llama": SIZES,
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 90, "bos_token_id": 1,
+             "eos_token_id": 1, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+}  # fmt: skip
+TEXTS = ["w1 w2 w3 w4 w5 w6", "w7", "w8 w9 w10"]
+TEMPLATE = 'This sentence : " {sentence} " means in one word : "'
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """A checkpoint of each family with a tokenizer that has neither padding nor mask token."""
+
+    def make(family: str):
+        folder = tmp_path_factory.mktemp(family)
+        torch.manual_seed(0)
+        model = AutoModel.from_config(AutoConfig.for_model(family, **FAMILIES[family]))
+        for parameter in model.parameters():
+            parameter.data.add_(0.1 * torch.randn(parameter.shape))
+        model.save_pretrained(folder)
+        words = ["<unk>", "</s>", "This", "sentence", ":", '"', "means", "in", "one", "word"]
+        words += [f"w{i}" for i in range(90 - len(words))]
+        backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=backend, unk_token="<unk>", eos_token="</s>", model_max_length=64
+        )
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    found: dict[str, object] = {}
+    return lambda family: found[family] if family in found else found.setdefault(family, make(family))
+
+
+def padded(rows: list[list[int]], side: str) -> dict[str, torch.Tensor]:
+    length = max(map(len, rows))
+    ids, mask = torch.full((len(rows), length), 1), torch.zeros(len(rows), length, dtype=torch.int64)
+    for row, tokens in enumerate(rows):
+        where = slice(0, len(tokens)) if side == "right" else slice(length - len(tokens), None)
+        ids[row, where], mask[row, where] = torch.tensor(tokens), 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+ROWS = [[11, 12, 13, 14, 15, 16], [17], [18, 19, 20]]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("kind", list(FAMILIES))
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_row_has_the_vector_that_it_has_alone(folder_of, kind, pooling, bidirectional, monkeypatch):
+    """Padding on either side, packed and padded batches; the reference is Transformers on each row without padding."""
+    folder = folder_of(kind)
+    fields = {"pooling": pooling, "projector": "none", "bidirectional": bidirectional}
+    plain = AutoModel.from_pretrained(folder).eval()
+    if bidirectional:
+        plain.config.is_causal = False
+    wanted = []
+    with torch.no_grad():
+        for row in ROWS:
+            states = plain(torch.tensor([row])).last_hidden_state[0]
+            wanted.append(states[-1] if pooling == "last" else states.mean(0))
+        for fast in ("1", "0"):
+            monkeypatch.setenv("CSEKIT_FAST", fast)
+            model = CSEModel.from_backbone(folder, **fields)
+            for side in ("right", "left"):
+                found = model(**padded(ROWS, side)).sentence_embedding
+                torch.testing.assert_close(found, torch.stack(wanted), rtol=1e-4, atol=1e-5, msg=f"{fast} {side}")
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+def test_batches_are_packed(folder_of, kind):
+    model = CSEModel.from_backbone(folder_of(kind), pooling="last")
+    assert model.backbone.config._attn_implementation == "csekit_packed"
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet"])
+def test_left_padding_of_other_encoders(checkpoint, kind, monkeypatch):
+    pad = 0 if kind == "bert" else 1
+    batches = [padded(ROWS, side) for side in ("right", "left")]
+    for batch in batches:
+        batch["input_ids"][batch["attention_mask"] == 0] = pad
+    for fast in ("1", "0"):
+        monkeypatch.setenv("CSEKIT_FAST", fast)
+        model = CSEModel.from_backbone(checkpoint(kind, 0.0), pooling="cls")
+        right, left = (model(**batch).sentence_embedding for batch in batches)
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5, msg=fast)
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE], ids=["plain", "PromptEOL"])
+@pytest.mark.parametrize("fields", [{}, {"bidirectional": True, "lora": 4}], ids=["causal", "both ways, lora"])
+def test_the_export_in_sentence_transformers(folder_of, tmp_path, fields, template):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = folder_of("qwen3")
+    tokenizer = load_tokenizer(folder, None, "last")
+    model = CSEModel.from_backbone(folder, tokenizer=tokenizer, pooling="last", prompt_template=template, **fields)
+    for name, parameter in model.backbone.named_parameters():
+        if ".lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.export(tmp_path, tokenizer)
+    own = load_encoder(tmp_path, device="cpu").encode(TEXTS)
+    peer = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    for side in ("right", "left"):
+        peer.tokenizer.padding_side = side
+        torch.testing.assert_close(torch.tensor(peer.encode(TEXTS)), torch.tensor(own), rtol=1e-4, atol=1e-5)
+    frame = sentence_frame(tokenizer, template)
+    rows = [[*frame.before, *tokenizer(text, add_special_tokens=False)["input_ids"], *frame.after] for text in TEXTS]
+    trained = model(**padded(rows, "right")).sentence_embedding
+    torch.testing.assert_close(torch.tensor(own), trained.detach(), rtol=1e-4, atol=1e-5)
+    assert not [name for name in AutoModel.from_pretrained(tmp_path).state_dict() if "lora" in name]
+
+
+def test_adapters_alone_train_and_reload_and_peft_reads_them(folder_of, tmp_path):
+    peft = pytest.importorskip("peft")
+    folder = folder_of("llama")
+    model = CSEModel.from_backbone(folder, pooling="last", lora={"r": 2, "target_modules": ["q_proj", "v_proj"]})
+    model.train()
+    batch = padded(ROWS, "right")
+    views = {name: value[:, None].repeat(1, 2, 1) for name, value in batch.items()}
+    views["input_ids"][:, 1] += 30
+    before = {name: value.clone() for name, value in model.backbone.state_dict().items()}
+    optimizer = torch.optim.SGD([p for group in model.parameter_groups() for p in group["params"]], lr=0.5)
+    for _ in range(2):  # the first step moves B alone: A's gradient is 0 while B is
+        optimizer.zero_grad()
+        model(**views).loss.backward()
+        optimizer.step()
+    moved = {name for name, value in model.backbone.state_dict().items() if not value.equal(before[name])}
+    assert moved == {name for name in before if ".lora_" in name}
+    assert len(moved) == 2 * 2 * 2
+    model.eval().save_pretrained(tmp_path)
+    wanted = model(**batch).sentence_embedding
+    again = CSEModel.from_pretrained(tmp_path)
+    assert torch.equal(again(**batch).sentence_embedding, wanted)
+    assert {n for n, p in again.backbone.named_parameters() if p.requires_grad} == moved
+    adapted = peft.PeftModel.from_pretrained(AutoModel.from_pretrained(folder), tmp_path / "adapter").eval()
+    states = adapted(**batch).last_hidden_state[torch.arange(3), batch["attention_mask"].sum(1) - 1]
+    torch.testing.assert_close(states, wanted, rtol=1e-4, atol=1e-5)
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"lora": 0}, "lora must be a rank of at least 1, or fields of peft.LoraConfig with r, got"),
+        ({"lora": "many"}, "lora must be a rank of at least 1"),
+        ({"lora": {"rank": 3}}, "lora: .*rank"),
+        ({"lora": {"r": 3, "target_modules": ["nowhere"]}}, "lora: .*nowhere"),
+        ({"bidirectional": "yes"}, "bidirectional must be True or False, got 'yes'"),
+        ({"prompt_template": "no sentence"}, "prompt_template must hold '{sentence}' once"),
+    ],
+)
+def test_values_that_are_not_allowed(folder_of, fields, words):
+    with pytest.raises(ValueError, match=words):
+        CSEModel.from_backbone(folder_of("llama"), pooling="last", **fields)
+
+
+def test_an_encoder_that_attends_both_ways_already(checkpoint):
+    with pytest.raises(ValueError, match="bidirectional must be False for BertModel, whose attention is not causal"):
+        CSEModel.from_backbone(checkpoint("bert"), bidirectional=True)

@@ -1,0 +1,124 @@
+"""Static encoders beside model2vec: the vectors, and the folder that sentence-transformers and model2vec load."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from csekit.cli import main
+from csekit.encoding import load_encoder
+from csekit.trainers import static_distillation
+from csekit.trainers.static_distillation import ordinary_tokens, token_vectors
+
+TEXTS = ["the man plays guitar .", "a dog runs", "red unknownword house", "unknownword"]
+
+
+def run(*words: str | Path) -> Any:
+    return CliRunner().invoke(main, ["distill-static", *map(str, words), "--device", "cpu", "--no_progress"])
+
+
+@pytest.fixture
+def static(tiny_folder: Path, tmp_path: Path) -> Path:
+    found = run(tiny_folder, "--pooling", "mean", "--output", tmp_path / "static", "--dims", 8)
+    assert found.exit_code == 0, found.output
+    assert "22 tokens in 8 dimensions" in found.output
+    return tmp_path / "static"
+
+
+def cosines(rows: np.ndarray) -> np.ndarray:
+    return rows @ rows.T
+
+
+def test_vectors_are_model2vecs(tiny_folder: Path, tmp_path: Path, static: Path) -> None:
+    """model2vec's own functions on the same tokens: vectors in context, components, weights."""
+    # its package wants a library that does not install beside this Transformers; the file itself does not need it
+    file = Path(pytest.importorskip("model2vec").__file__).with_name("distill") / "inference.py"
+    spec = importlib.util.spec_from_file_location("model2vec_inference", file)
+    assert spec is not None
+    assert spec.loader is not None
+    inference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(inference)
+    teacher = load_encoder(tiny_folder, "mean", device="cpu")
+    tokens = ordinary_tokens(teacher)
+    own = token_vectors(teacher, tokens, tmp_path / "parts", progress=False)
+    rows = [[2, token, 3] for token in tokens]
+    peers = inference.create_embeddings(teacher.model.backbone, rows, "cpu", pad_token_id=0)
+    np.testing.assert_allclose(own, peers, atol=1e-5)
+    weighted = inference.apply_pca(peers, 8) * inference.compute_weights(len(peers), 1e-4)[:, None]
+    table = load_file(static / "model.safetensors")["embedding.weight"].numpy()
+    np.testing.assert_allclose(cosines(table[tokens]), cosines(weighted), atol=1e-5)
+    assert not np.delete(table, tokens, axis=0).any()  # special tokens
+
+
+def test_all_three_libraries_load_the_folder_and_agree(static: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    model2vec = pytest.importorskip("model2vec")
+    own = load_encoder(static, device="cpu").encode(TEXTS)
+    assert own.shape == (4, 8)
+    np.testing.assert_allclose(np.linalg.norm(own[:3], axis=1), 1, rtol=1e-5)
+    assert not own[3].any()  # nothing but an unknown word
+    peer = sentence_transformers.SentenceTransformer(str(static), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(own, peer, atol=1e-6)
+    other = model2vec.StaticModel.from_pretrained(str(static)).encode(TEXTS[:3])
+    np.testing.assert_allclose(own[:3], other / np.linalg.norm(other, axis=1, keepdims=True), atol=1e-5)
+
+
+def test_csekit_encode_and_the_card(static: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    words = ["encode", tmp_path / "texts.txt", "--model", static, "--output", tmp_path / "rows.npy", "--device", "cpu"]
+    found = CliRunner().invoke(main, [str(word) for word in words])
+    assert found.exit_code == 0, found.output
+    np.testing.assert_allclose(np.load(tmp_path / "rows.npy"), load_encoder(static).encode(TEXTS), atol=1e-6)
+    card = (static / "README.md").read_text()
+    assert "**tiny-bert**" in card
+    assert "8 principal components" in card
+
+
+def test_a_killed_call_goes_on(tiny_folder: Path, tmp_path: Path, static: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(static_distillation, "BLOCK", 10)
+    calls: list[int] = []
+    real = static_distillation.embed_chunk
+
+    def killed_at_the_second(model: Any, tokenizer: Any, chunk: Any, *rest: Any) -> np.ndarray:
+        calls.append(len(chunk.input_ids))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(model, tokenizer, chunk, *rest)
+
+    monkeypatch.setattr(static_distillation, "embed_chunk", killed_at_the_second)
+    words = (tiny_folder, "--pooling", "mean", "--output", tmp_path / "again", "--dims", 8)
+    assert run(*words).exit_code != 0
+    assert not (tmp_path / "again" / "modules.json").exists()
+    assert run(*words).exit_code == 0
+    assert calls == [10, 10, 10, 2]
+    assert not (tmp_path / "again.parts").exists()
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (static / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--dims", 23), "dims must be at most 22, the number of tokens, got 23"),
+        (("--dims", -1), "dims must be a number of at least 0, got -1"),
+        (("--sif", 1), "sif must be a number of at least 0 and below 1, got 1.0"),
+        (("--output", "{folder}"), "holds something else than a static encoder"),
+    ],
+)
+def test_what_is_refused(tiny_folder: Path, tmp_path: Path, words: tuple[Any, ...], message: str) -> None:
+    given = [str(word).format(folder=tiny_folder) for word in words]
+    found = run(tiny_folder, "--pooling", "mean", "--output", tmp_path / "static", *given)
+    assert found.exit_code == 2
+    assert message in found.output
+
+
+def test_a_static_encoder_is_no_teacher_of_one(static: Path, tmp_path: Path) -> None:
+    found = run(static, "--output", tmp_path / "other")
+    assert found.exit_code == 2
+    assert "the teacher must be an encoder that csekit runs itself" in found.output
+    assert json.loads((static / "distillation.json").read_text())["teacher"]["pooling"] == "mean"
