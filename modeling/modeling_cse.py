@@ -43,7 +43,7 @@ from .objectives import (
     Views,
 )
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
-from .perturbation import PERTURBATIONS, Kept, perturbed, scaled_embeddings
+from .perturbation import PERTURBATIONS, Kept, perturbed
 from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
 from .projectors import build_projector
 from .random_streams import own_stream, state_seed
@@ -526,8 +526,7 @@ class CSEModel(EncoderWrapper):
         def attended(ids: Tensor, mask: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
             own = more[0] if offsets else offset
             factors = None if kept is None else Kept(*more[len(offsets) :]).factors()
-            with scaled_embeddings(self.backbone, factors):
-                output = run_with_attention(self.backbone, mask, ids, output_hidden_states=deep)
+            output = run_with_attention(self.backbone, mask, ids, factors_NLE=factors, output_hidden_states=deep)
             states = output.hidden_states if deep else (output.last_hidden_state,)
             if own is None:
                 h = pool(self.config.pooling, states, mask, self.config.prompt_mask_offset)
