@@ -47,22 +47,19 @@ class CSEConfig(EncoderWrapperConfig):
         hard_negative_weight: added to the logit of a row's own hard negative (triplets).
         mask_identical: leave texts identical to a row's own out of its denominator.
         further_positives: kinds of further positives of each sentence, joined by '+': ``dropout`` (itself again),
-            ``shuffle``, ``reverse``, ``delete``, ``repeat`` (its words changed), ``mask`` (a span masked), ``column``
-            (the corpus's last column, e.g. a back-translation), ``halves`` and ``parts`` (two texts whose states make
-            one positive: the halves of the sentence, or the corpus's last two columns; CompCSE).
-            ``shuffle+shuffle+dropout`` makes three.
+            ``shuffle``, ``reverse``, ``delete``, ``repeat``, ``mask`` (changed), ``column`` (the corpus's last column,
+            e.g. a back-translation), ``halves``, ``parts`` (two texts whose states make one positive: the sentence's
+            halves, or the last two columns). ``shuffle+shuffle+dropout`` makes three.
         further_positives_weight: factor of each further positive's InfoNCE, which is added to the contrast; 0 leaves
             them to the objectives that read them (``group``, ``peer``).
         composition: the state of a positive of two texts: their ``mean``, or ``first_last``, the first half of the
             dimensions from the first text and the second half from the second.
         second_view_weight: factor of the InfoNCE of the second view; 0 leaves the contrast to the further positives.
         contrast_dims: the contrast reads the first dimensions of the projected vectors, this many; default: all.
-        same_view_negatives: the other sentences of a row's own view are negatives as well; with ``symmetric`` this is
-            SimCLR's loss, NT-Xent.
-        perturb_first, perturb_second: changes of the token embeddings of the first and of the second view, in training
-            only, joined by '+': ``token_cutoff``, ``feature_cutoff`` (whole tokens or features become 0), ``dropout``
-            (single elements), each with ``:RATE`` if it is not 0.2, and ``shuffle`` (tokens change places), e.g.
-            ``feature_cutoff:0.1+shuffle`` (ConSERT).
+        same_view_negatives: take negatives from a row's own view as well; with ``symmetric``: NT-Xent.
+        perturb_first: changes of the first view's token embeddings in training, joined by '+': ``token_cutoff``,
+            ``feature_cutoff``, ``dropout``, each with ``:RATE`` if it is not 0.2, and ``shuffle`` (ConSERT).
+        perturb_second: the same for the second view.
         whitening_groups: number of groups of dimensions that are whitened between pooled state and projector, in
             training only (WhitenedCSE); it divides the hidden size, and 0 whitens nothing. Each view, and each further
             positive, has its own statistics, over the rows of all processes.

@@ -520,7 +520,7 @@ class CSEModel(EncoderWrapper):
         offset: int | Tensor | None = single_offset(self.config.pooling, self.config.prompt_mask_offset)
         offsets_N = self.templates.offsets(len(ids_NL), views, ids_NL.device)
         ids_NL, kept = perturbed(ids_NL, batch)
-        offsets = () if offset is None or offsets_N is None else (offsets_N,)
+        offsets = () if self.config.pooling != "mask" or offsets_N is None else (offsets_N,)
         deep = self.config.pooling in NEEDS_HIDDEN_STATES
 
         def attended(ids: Tensor, mask: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
@@ -531,8 +531,7 @@ class CSEModel(EncoderWrapper):
             if own is None:
                 h = pool(self.config.pooling, states, mask, self.config.prompt_mask_offset)
             else:
-                places = flat_place_of(mask, own if self.config.pooling == "mask" else offset)
-                h = output.last_hidden_state.flatten(0, 1).index_select(0, places)
+                h = output.last_hidden_state.flatten(0, 1).index_select(0, flat_place_of(mask, own))
             real_N1LL = (mask[:, None, :, None] * mask[:, None, None, :]).bool()
             return h, *(output.attentions[layer].where(real_N1LL, 0.0) for layer in layers)
 

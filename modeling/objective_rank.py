@@ -107,7 +107,11 @@ class RankingDistillation(Objective):
     config_class = RankingDistillationConfig
     config: RankingDistillationConfig
     cacheable = True
+<<<<<<< ours
     any_size = True
+=======
+    reference_vectors: list[Tensor]
+>>>>>>> theirs
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode
@@ -161,7 +165,7 @@ class RankingDistillation(Objective):
     def __init__(self, config: RankingDistillationConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
         self.teachers, self.references = config.teachers, config.references
-        self.reference_vectors: list[Tensor] = []
+        self.reference_vectors = []
 
 
 def shuffled_in_groups(T_BK: Tensor, own_BK: Tensor, p: float, temperature: float, draws_BK: Tensor) -> Tensor:

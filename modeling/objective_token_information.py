@@ -61,7 +61,7 @@ class TokenInformationConfig(ObjectiveConfig):
 
 
 class TokenInformation(Objective):
-    """w·L_MI: a sentence's vector shares more information with its own tokens than with those of other sentences
+    """w·L_MI: a sentence's vector shares information with its own tokens, not with others'
 
     L_MI = E_neg − E_pos, the Jensen-Shannon estimate of the mutual information, negative:
     E_pos = (1/M) Σ_i Σ_t [ log 2 − sp(−c_it·g_i) ],  E_neg = 1/(M·(K − 1)) Σ_i Σ_t Σ_{k≠i} [ sp(c_it·g_k) − log 2 ]

@@ -43,7 +43,7 @@ class TwoTowersConfig(ObjectiveConfig):
 
 
 class TwoTowers(SecondEncoder):
-    """w·L_CT: two encoders tell by the dot product of their embeddings whether they read the same sentence
+    """w·L_CT: two encoders tell by a dot product whether they read the same sentence
 
     L_CT = −(1/BP) Σ_i Σ_k [ y_ik·log σ(f1(s_i)·f2(s_k)) + (1 − y_ik)·log(1 − σ(f1(s_i)·f2(s_k))) ]
 

@@ -203,8 +203,8 @@ class CSETrainingArguments(RunTrainingArguments):
     augmentation: str = field(
         default="none",
         metadata={
-            "help": "The positive of a single sentence: none (dropout alone), or its words: shuffle, delete, repeat, "
-            "reverse; or mask, a span of its characters masked."
+            "help": "The positive of a single sentence: none (dropout alone), its words changed (shuffle, delete, "
+            "repeat, reverse), or a span of it masked (mask)."
         },
     )
     augmentation_rate: float | None = field(
@@ -215,7 +215,7 @@ class CSETrainingArguments(RunTrainingArguments):
     )
     augmentation_span: int | None = field(
         default=None,
-        metadata={"help": "Consecutive characters that the augmentation mask replaces by one mask token; default: 5."},
+        metadata={"help": "Characters that the augmentation mask hides; default: 5."},
     )
     mask_contrastive_input: bool = field(
         default=False,
