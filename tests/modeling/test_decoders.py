@@ -2,6 +2,7 @@
 adapters, and the export in sentence-transformers and peft."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -127,6 +128,9 @@ def test_the_export_in_sentence_transformers(folder_of, tmp_path, fields, templa
     trained = model(**padded(rows, "right")).sentence_embedding
     torch.testing.assert_close(torch.tensor(own), trained.detach(), rtol=1e-4, atol=1e-5)
     assert not [name for name in AutoModel.from_pretrained(tmp_path).state_dict() if "lora" in name]
+    if not fields:  # the checkpoint itself, without training
+        plain = load_encoder(folder, pooling="last", prompt_template=template, device="cpu").encode(TEXTS)
+        torch.testing.assert_close(torch.tensor(plain), torch.tensor(own), rtol=1e-4, atol=1e-5)
 
 
 def test_adapters_alone_train_and_reload_and_peft_reads_them(folder_of, tmp_path):
@@ -171,6 +175,12 @@ def test_adapters_alone_train_and_reload_and_peft_reads_them(folder_of, tmp_path
 def test_values_that_are_not_allowed(folder_of, fields, words):
     with pytest.raises(ValueError, match=words):
         CSEModel.from_backbone(folder_of("llama"), pooling="last", **fields)
+
+
+def test_adapters_without_peft(folder_of, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match=r"lora needs peft: pip install 'csekit\[lora\]'"):
+        CSEModel.from_backbone(folder_of("llama"), pooling="last", lora=2)
 
 
 def test_an_encoder_that_attends_both_ways_already(checkpoint):

@@ -52,7 +52,9 @@ def evaluate(
     title: Annotated[str | None, typer.Option("--title", help="Title of the model's row in tables.")] = None,
     pooling: Annotated[
         str | None,
-        typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask, static; for plain encoders."),
+        typer.Option(
+            "--pooling", help="cls, mean, last, first_last_mean, top2_mean, mask, static; for plain encoders."
+        ),
     ] = None,
     whiten: Annotated[
         str | None,
@@ -62,7 +64,11 @@ def evaluate(
         int | None, typer.Option("--whiten_dim", help="Number of directions that --whiten keeps.")
     ] = None,
     prompt_template: Annotated[
-        str | None, typer.Option("--prompt_template", help="Template with {sentence} and {mask}, for --pooling mask.")
+        str | None,
+        typer.Option(
+            "--prompt_template",
+            help="Template with {sentence} and {mask}, for --pooling mask; last: {sentence} alone.",
+        ),
     ] = None,
     truncate_dim: Annotated[
         list[int] | None,
