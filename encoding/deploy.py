@@ -25,6 +25,7 @@ from csekit.modeling import CSEModel, SimCSEConfig, SimCSEModel
 from csekit.modeling.backbone import build_backbone
 from csekit.modeling.drafts import whole_folder as whole_folder
 from csekit.modeling.export import EXPORTABLE_POOLINGS, export_encoder, length_limit, save_tokenizer
+from csekit.modeling.lora import merged_weights
 from csekit.modeling.quiet import quiet_weights
 
 #: The record of an export: settings, checks, a checksum of each file of weights.
@@ -86,7 +87,7 @@ def load_source(path_or_id: str | Path, work: Path, pooling: str | None = None, 
         export_encoder(model, work, encoder.tokenizer)
     else:
         with quiet_weights():
-            model.backbone.save_pretrained(work)
+            model.backbone.save_pretrained(work, state_dict=merged_weights(model.backbone))
         limit = length_limit(model.backbone, encoder.tokenizer)
         save_tokenizer(encoder.tokenizer, work, limit, model.config.prompt_template)
     return Source(encoder, work, native)

@@ -205,6 +205,16 @@ def _first_position(model: nn.Module) -> int:
     return 0 if table is None or table.padding_idx is None else table.padding_idx + 1
 
 
+def own_positions(model: Any, mask_NL: Tensor) -> dict[str, Tensor]:
+    """Return ``position_ids`` that count from each row's first real token, which may follow padding, for a decoder
+    language model with a table of positions (GPT-2); else nothing."""
+    if not hasattr(model, "wpe") or "position_ids" not in _arguments(model):
+        return {}
+    starts_N1 = mask_NL.to(torch.int32).argmax(1, keepdim=True)
+    places_L = torch.arange(mask_NL.shape[1], device=mask_NL.device)
+    return {"position_ids": (places_L - starts_N1).clamp_min(0) + _first_position(model)}
+
+
 def pack_batches(model: nn.Module) -> None:
     """Let every encoder in ``model`` compute real tokens only, unless the fast paths are off.
 
@@ -312,13 +322,6 @@ def _call(model: Any, inputs: dict[str, Any], places_M: Tensor | None) -> Any:
     return output
 
 
-def _positions(attention_mask_NL: Tensor) -> Tensor:
-    """Return each token's position in its text, from 0, (N, L); rows may be padded on the left."""
-    starts_N1 = attention_mask_NL.to(torch.int32).argmax(1, keepdim=True)
-    places_L = torch.arange(attention_mask_NL.shape[1], device=attention_mask_NL.device)
-    return (places_L - starts_N1).clamp_min(0)
-
-
 def run_encoder(
     model: Any,
     attention_mask_NL: Tensor,
@@ -366,8 +369,8 @@ def run_encoder(
     inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if packing is None or (packing.full and not (own and (model.training or each_row))):
         inputs |= {"attention_mask": None if flash and packing is not None else attention_mask_NL}
-        if packing is None and _position_table(model) is not None and "position_ids" in _arguments(model):
-            inputs |= {"position_ids": _positions(attention_mask_NL) + _first_position(model)}
+        if packing is None:
+            inputs |= own_positions(model, attention_mask_NL)
         with scaled_embeddings(model, factors_NLE):
             output = _call(model, inputs | kwargs, places_M)
         if places_M is not None:

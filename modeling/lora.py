@@ -42,6 +42,14 @@ def lora_settings(given: Any) -> dict[str, Any] | None:
     return {**DEFAULTS, **given}
 
 
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ImportError("lora needs peft: pip install 'csekit[lora]'") from error
+    return peft
+
+
 def add_lora(backbone: PreTrainedModel, settings: dict[str, Any]) -> None:
     """Put adapters into an encoder, in place, and freeze its own weights.
 
@@ -49,12 +57,9 @@ def add_lora(backbone: PreTrainedModel, settings: dict[str, Any]) -> None:
         ImportError: peft is not installed.
         ValueError: peft refuses a setting.
     """
+    peft = _peft()
     try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise ImportError("lora needs peft: pip install 'csekit[lora]'") from error
-    try:
-        inject_adapter_in_model(LoraConfig(**settings), backbone, adapter_name=ADAPTER)
+        peft.inject_adapter_in_model(peft.LoraConfig(**settings), backbone, adapter_name=ADAPTER)
     except (TypeError, ValueError) as error:
         raise ValueError(f"lora: {' '.join(str(error).split())[:300]}") from error
 
@@ -84,14 +89,12 @@ def merged_weights(backbone: nn.Module) -> dict[str, Tensor]:
 
 def save_adapter(backbone: PreTrainedModel, folder: Path, settings: dict[str, Any]) -> None:
     """Write the adapters alone, so that ``peft.PeftModel.from_pretrained(encoder, folder)`` loads them."""
-    from peft import LoraConfig
-
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: weight for name, weight in backbone.state_dict().items() if ".lora_" in name}
     named = {f"base_model.model.{name.replace(f'.{ADAPTER}', '')}": weight for name, weight in state.items()}
     save_file({name: weight.detach().cpu().contiguous() for name, weight in named.items()},
               folder / "adapter_model.safetensors")  # fmt: skip
-    config = LoraConfig(**settings)
+    config = _peft().LoraConfig(**settings)
     config.inference_mode = True
     config.base_model_name_or_path = Path(backbone.name_or_path or "").name or None
     config.save_pretrained(str(folder))

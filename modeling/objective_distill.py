@@ -27,7 +27,7 @@ class DistillationConfig(ObjectiveConfig):
     """Settings of :class:`Distillation`.
 
     Arguments:
-        weight: w.
+        weight: w, the factor of the term.
         loss: ``mse`` (squared distance to the teacher's vector), ``cosine`` (the angle alone) or ``similarities``
             (squared difference of the cosines between sentences). The first two need vectors of the teacher's size:
             ``projector='linear'`` with ``projector_size`` maps to it.

@@ -23,7 +23,7 @@ class MarginDistillationConfig(ObjectiveConfig):
     """Settings of :class:`MarginDistillation`.
 
     Arguments:
-        weight: w.
+        weight: w, the factor of the term.
         similarity: ``dot``, as in the papers, or ``cosine``. The exported encoder names it.
 
     Raises:

@@ -107,11 +107,8 @@ class RankingDistillation(Objective):
     config_class = RankingDistillationConfig
     config: RankingDistillationConfig
     cacheable = True
-<<<<<<< ours
     any_size = True
-=======
     reference_vectors: list[Tensor]
->>>>>>> theirs
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode

@@ -2,6 +2,7 @@
 adapters, and the export in sentence-transformers and peft."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -94,16 +95,14 @@ def test_batches_are_packed(folder_of, kind):
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet"])
-def test_left_padding_of_other_encoders(checkpoint, kind, monkeypatch):
+def test_left_padding_of_other_encoders_in_packed_batches(checkpoint, kind):
     pad = 0 if kind == "bert" else 1
     batches = [padded(ROWS, side) for side in ("right", "left")]
     for batch in batches:
         batch["input_ids"][batch["attention_mask"] == 0] = pad
-    for fast in ("1", "0"):
-        monkeypatch.setenv("CSEKIT_FAST", fast)
-        model = CSEModel.from_backbone(checkpoint(kind, 0.0), pooling="cls")
-        right, left = (model(**batch).sentence_embedding for batch in batches)
-        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5, msg=fast)
+    model = CSEModel.from_backbone(checkpoint(kind, 0.0), pooling="cls")
+    right, left = (model(**batch).sentence_embedding for batch in batches)
+    torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("template", [None, TEMPLATE], ids=["plain", "PromptEOL"])
@@ -127,6 +126,9 @@ def test_the_export_in_sentence_transformers(folder_of, tmp_path, fields, templa
     trained = model(**padded(rows, "right")).sentence_embedding
     torch.testing.assert_close(torch.tensor(own), trained.detach(), rtol=1e-4, atol=1e-5)
     assert not [name for name in AutoModel.from_pretrained(tmp_path).state_dict() if "lora" in name]
+    if not fields:  # the checkpoint itself, without training
+        plain = load_encoder(folder, pooling="last", prompt_template=template, device="cpu").encode(TEXTS)
+        torch.testing.assert_close(torch.tensor(plain), torch.tensor(own), rtol=1e-4, atol=1e-5)
 
 
 def test_adapters_alone_train_and_reload_and_peft_reads_them(folder_of, tmp_path):
@@ -171,6 +173,12 @@ def test_adapters_alone_train_and_reload_and_peft_reads_them(folder_of, tmp_path
 def test_values_that_are_not_allowed(folder_of, fields, words):
     with pytest.raises(ValueError, match=words):
         CSEModel.from_backbone(folder_of("llama"), pooling="last", **fields)
+
+
+def test_adapters_without_peft(folder_of, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match=r"lora needs peft: pip install 'csekit\[lora\]'"):
+        CSEModel.from_backbone(folder_of("llama"), pooling="last", lora=2)
 
 
 def test_an_encoder_that_attends_both_ways_already(checkpoint):

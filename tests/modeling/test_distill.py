@@ -65,7 +65,7 @@ def test_losses_are_the_naive_loops(checkpoint, make_batch, loss):
                 total += (1 - cos(z[i], t[i])) / 8
             else:
                 total += sum((cos(z[i], z[k]) - cos(t[i], t[k])) ** 2 for k in range(4) if k != i) / 3 / 8
-    assert float(model(**batch).loss) == pytest.approx(total, rel=1e-5)
+    assert model(**batch).loss.item() == pytest.approx(total, rel=1e-5)
 
 
 def test_a_single_sentence_is_encoded_once_unless_something_reads_two_views(checkpoint, make_batch):

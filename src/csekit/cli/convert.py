@@ -19,7 +19,8 @@ def convert(
         str, typer.Option("--method", help="simcse, informin, infocse, diffcse, msse or joint.")
     ] = "simcse",
     pooling: Annotated[
-        str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask; the method's own.")
+        str | None,
+        typer.Option("--pooling", help="cls, mean, last, first_last_mean, top2_mean, mask; the method's own."),
     ] = None,
     projector_at_inference: Annotated[
         bool, typer.Option("--projector_at_inference", help="Embed with the head, as supervised SimCSE does.")

@@ -16,7 +16,7 @@ def distill_static(
         float, typer.Option("--sif", help="a of the weight a/(a + p) of a token of probability p; 0: no weights.")
     ] = 1e-4,
     pooling: Annotated[
-        str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean; for a plain encoder.")
+        str | None, typer.Option("--pooling", help="cls, mean, last, first_last_mean, top2_mean; for a plain encoder.")
     ] = None,
     batch_size: Annotated[int, typer.Option("--batch_size", help="Largest number of rows in a batch.")] = 256,
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda; the GPU where there is one.")] = None,

@@ -20,7 +20,8 @@ def encode(
         str | None, typer.Option("--column", help="The column to encode; needed where several hold text.")
     ] = None,
     pooling: Annotated[
-        str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask; for plain encoders.")
+        str | None,
+        typer.Option("--pooling", help="cls, mean, last, first_last_mean, top2_mean, mask; for plain encoders."),
     ] = None,
     prompt_template: Annotated[
         str | None, typer.Option("--prompt_template", help="With {sentence} and {mask}; for --pooling mask.")

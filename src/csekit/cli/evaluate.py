@@ -52,7 +52,9 @@ def evaluate(
     title: Annotated[str | None, typer.Option("--title", help="Title of the model's row in tables.")] = None,
     pooling: Annotated[
         str | None,
-        typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask, static; for plain encoders."),
+        typer.Option(
+            "--pooling", help="cls, mean, last, first_last_mean, top2_mean, mask, static; for plain encoders."
+        ),
     ] = None,
     whiten: Annotated[
         str | None,
@@ -76,7 +78,11 @@ def evaluate(
         float | None, typer.Option("--rank_share", help="Share of the ranks' similarity, from 0 to 1; default: 0.1.")
     ] = None,
     prompt_template: Annotated[
-        str | None, typer.Option("--prompt_template", help="Template with {sentence} and {mask}, for --pooling mask.")
+        str | None,
+        typer.Option(
+            "--prompt_template",
+            help="Template with {sentence} and {mask}, for --pooling mask; last: {sentence} alone.",
+        ),
     ] = None,
     truncate_dim: Annotated[
         list[int] | None,

@@ -22,7 +22,8 @@ def export(
         str, typer.Option("--dtype", help="sentence-transformers: float32, float16 or bfloat16.")
     ] = "float32",
     pooling: Annotated[
-        str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean, mask; for plain encoders.")
+        str | None,
+        typer.Option("--pooling", help="cls, mean, last, first_last_mean, top2_mean, mask; for plain encoders."),
     ] = None,
     prompt_template: Annotated[
         str | None, typer.Option("--prompt_template", help="With {sentence} and {mask}; for --pooling mask.")

@@ -53,7 +53,7 @@ def geometry(
         str, typer.Option("--colour", help="Colour the picture by labels or by (K-Means) clusters.")
     ] = "labels",
     pooling: Annotated[
-        str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean; for plain encoders.")
+        str | None, typer.Option("--pooling", help="cls, mean, last, first_last_mean, top2_mean; for plain encoders.")
     ] = None,
     text_form: Annotated[
         str, typer.Option("--text_form", help="Text form: tokenized (as in the papers) or raw.")

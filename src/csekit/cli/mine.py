@@ -39,7 +39,7 @@ def mine(
         float, typer.Option("--guide_margin", help="A negative is below the positive by this in the guide's cosine.")
     ] = 0.0,
     pooling: Annotated[
-        str | None, typer.Option("--pooling", help="cls, mean, first_last_mean, top2_mean; for a plain encoder.")
+        str | None, typer.Option("--pooling", help="cls, mean, last, first_last_mean, top2_mean; for a plain encoder.")
     ] = None,
     guide_pooling: Annotated[str | None, typer.Option("--guide_pooling", help="The same, of the guide.")] = None,
     max_length: Annotated[
