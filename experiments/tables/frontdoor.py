@@ -81,8 +81,8 @@ def beside_table(results_dir: Path) -> Table:
         [
             "methods without labels",
             "SimCSE, InforMin-CL, InfoCSE, DiffCSE, MSSE, RankCSE, DCLR, ESimCSE, ArcCSE, PromptBERT, PCL, "
-            "WhitenedCSE, DistillCSE, CompCSE, IS-CSE, miCSE, RankEncoder, ConSERT, Mirror-BERT, CT, IS-BERT, TSDAE, a "
-            "masked LM beside any of them",
+            "WhitenedCSE, DistillCSE, CompCSE, IS-CSE, miCSE, RankEncoder, ConSERT, Mirror-BERT, CT, IS-BERT, "
+            "TSDAE, a masked LM beside any of them",
             "SimCSE; TSDAE and Contrastive Tension as recipes of their own",
         ],
         ["combinations", "any set of objectives on one encoder", "one loss for each data set"],
