@@ -528,10 +528,11 @@ def _typed(
     typed: dict[str, Any] = {}
     for name, value in preset.items():
         action = actions[name]
-        parts = typing.get_args(hints.get(name)) or (hints.get(name),)
+        hint = hints.get(name, CSEConfig.__annotations__.get(name))
+        parts = typing.get_args(hint) or (hint,)
         if value is None and action.default is argparse.SUPPRESS:
             continue  # the method's default
-        if (value is None and type(None) in parts) or (isinstance(value, dict) and dict in parts):
+        if (value is None and type(None) in parts) or (isinstance(value, dict) and dict in parts) or Any in parts:
             typed[name] = value
             continue
         several = action.nargs in ("+", "*")

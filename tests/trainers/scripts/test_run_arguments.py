@@ -8,6 +8,7 @@ import yaml
 from transformers import BertConfig
 
 from csekit.modeling import METHODS, OBJECTIVES
+from csekit.modeling.lora import lora_settings
 from csekit.trainers import parse_run_arguments
 
 CONFIGS = Path(__file__).parents[3] / "examples" / "configs"
@@ -164,7 +165,13 @@ def test_a_preset_of_ours_parses_and_builds_its_config(path: Path) -> None:
     config = METHODS[run.method].config_class(encoder_config=tiny, **fields)
     names = fields.pop("objectives", None)
     assert names is None or [objective.name for objective in config.objectives] == names
-    assert {name: getattr(config, name) for name in fields} == fields
+    kept = {name: lora_settings(value) if name == "lora" else value for name, value in fields.items()}
+    assert {name: getattr(config, name) for name in fields} == kept
+
+
+def test_a_preset_gives_adapters_as_a_rank_or_a_mapping(preset: Any) -> None:
+    for text, value in (("8", 8), ("{r: 4, lora_dropout: 0.1}", {"r": 4, "lora_dropout": 0.1})):
+        assert parse_run_arguments(preset(f"method: simcse\nlora: {text}\n"))[2] == {"lora": value}
 
 
 def test_a_weight_brings_its_objectives_fields(preset: Any) -> None:
