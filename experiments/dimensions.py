@@ -23,6 +23,9 @@ from csekit.evaluation.dimensions import cut_encoders
 from csekit.evaluation.plotting import COLOURS, LINES, MARKERS, drawing, panels, save_figure
 from csekit.evaluation.retrieval import evaluate_retrieval
 from csekit.evaluation.retrieval_data import load_beir
+from experiments.encoders import origin
+from experiments.tables.render import markdown
+from experiments.tables.students import dimensions_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,17 +51,6 @@ def score(
             metrics = evaluate_retrieval(cut, collection).metrics
             found.setdefault(f"{name}, nDCG@10", {})[str(cut.truncate_dim)] = round(float(metrics[METRIC]), 4)
     return found
-
-
-def table(record: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a Markdown table: a row for each task and encoder, a column for each size."""
-    sizes = [str(size) for size in record["sizes"]]
-    lines = ["| task | encoder | " + " | ".join(sizes) + " |", "|---|---|" + "---:|" * len(sizes)]
-    for task in next(iter(record["encoders"].values()))["scores"]:
-        for name, encoder in record["encoders"].items():
-            cells = [f"{encoder['scores'][task][size]:.2f}" for size in sizes]
-            lines.append(f"| {task} | {name} | " + " | ".join(cells) + " |")
-    return lines
 
 
 @drawing
@@ -102,12 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     collections = {name: load_beir(Path(args.data_dir) / name) for name in args.collections}
     encoders: dict[str, Any] = {}
     for name, path in named.items():
-        encoders[name] = {"scores": score(path, args.sizes, sts, collections, args.device)}
+        encoders[name] = {"scores": score(path, args.sizes, sts, collections, args.device), **origin(path)}
         print(f"{name}: scored", flush=True)
     record = {"schema": 1, "sizes": args.sizes, "encoders": encoders, "environment": environment()}
     args.output.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.output, record)
-    print("\n".join([f"written: {args.output}", *table(record)]))
+    print("\n".join([f"written: {args.output}", *markdown(*dimensions_table(record)[1:])]))
     if args.picture is not None:
         print(f"written: {save_figure(by_size(record), args.picture)}")
     return 0

@@ -23,6 +23,9 @@ from csekit.encoding.provenance import write_json
 from csekit.evaluation import evaluate_sts, load_sts, read_sentences
 from csekit.evaluation.retrieval import evaluate_retrieval
 from csekit.evaluation.retrieval_data import load_beir
+from experiments.encoders import origin
+from experiments.tables.render import markdown
+from experiments.tables.students import students_table
 
 PASSES = 3
 
@@ -54,20 +57,6 @@ def measure(
     return found
 
 
-def table(record: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a Markdown table: a row for each encoder."""
-    encoders = record["encoders"]
-    tasks = list(next(iter(encoders.values()))["scores"])
-    head = ["encoder", "parameters (M)", "MB", "dimensions", "texts/s", *tasks]
-    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
-    for name, found in encoders.items():
-        scores = ["" if found["scores"][task] is None else f"{found['scores'][task]:.2f}" for task in tasks]
-        cells = [f"{found['parameters'] / 1e6:.2f}", f"{found['megabytes']:.1f}", str(found["dimensions"])]
-        cells.append(f"{found['texts_per_second']:,.0f}")
-        lines.append(f"| {' | '.join([name, *cells, *scores])} |")
-    return lines
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.students", description=__doc__.split("\n")[0])
     parser.add_argument("encoders", nargs="+", metavar="NAME=FOLDER", help="an encoder and its name in the table")
@@ -91,13 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     collections = {name: load_beir(Path(args.data_dir) / name) for name in args.collections}
     encoders: dict[str, Any] = {}
     for name, path in named.items():
-        encoders[name] = measure(path, texts, sts, collections, args.device)
+        encoders[name] = {**measure(path, texts, sts, collections, args.device), **origin(path)}
         print(f"{name}: measured", flush=True)
     record = {"schema": 1, "texts": len(texts), "device": args.device, "encoders": encoders}
     record["environment"] = environment()
     args.output.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.output, record)
-    print("\n".join([f"written: {args.output}", *table(record)]))
+    print("\n".join([f"written: {args.output}", *markdown(*students_table(record)[1:])]))
     return 0
 
 

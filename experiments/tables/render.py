@@ -9,9 +9,10 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 (``informin-ablations/lambda``), ``selection`` (see ``experiments.tables.selection``), ``plans`` (see
 ``experiments.tables.plans``), ``FOLDER/FILE`` for the file of
 a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
-``encode-memory``, ``decoder-memory``, ``safety``, ``torture``, ``costs/gaps-…``, ``benchmarks/encode-…``,
-``benchmarks/scaling-…``, ``benchmarks/selection-…``: see ``experiments.tables.costs``; a ``costs`` table includes the
-backbone's ``parameters`` if measured; ``speed``: see ``experiments.tables.retrieval``),
+``encode-memory``, ``decoder-memory``, ``dimensions``, ``students``, ``safety``, ``torture``, ``costs/gaps-…``,
+``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see ``experiments.tables.costs`` and
+``experiments.tables.students``; a ``costs`` table includes the backbone's ``parameters`` if measured; ``speed``: see
+``experiments.tables.retrieval``),
 ``quickstart/STEP`` and ``quickstart/times`` (see ``experiments.quickstart``),
 ``frontdoor/beside``, ``frontdoor/methods`` and ``frontdoor/averages`` for the README (see
 ``experiments.tables.frontdoor``), ``audit/gradients`` (see ``experiments.tables.audit``), ``evaluation/retrieval``,
@@ -80,6 +81,7 @@ from experiments.tables.retrieval import retrieval_table, speed_table
 from experiments.tables.safety import safety_table, torture_table
 from experiments.tables.scores import evaluation_table
 from experiments.tables.selection import selection_table
+from experiments.tables.students import dimensions_table, students_table
 
 _BLOCK = re.compile(
     r"(?P<head><!-- table:(?P<name>[^\s>]+) -->\n)(?P<body>.*?)(?P<tail><!-- end table -->)", re.DOTALL
@@ -99,6 +101,8 @@ _BENCHMARKS = {
     "encode-memory": ("encode_memory.py", encode_memory_table),
     "memory": ("memory.py", memory_table),
     "decoder-memory": ("../experiments/decoder_memory.py", decoder_memory_table),
+    "dimensions": ("../experiments/dimensions.py", dimensions_table),
+    "students": ("../experiments/students.py", students_table),
     "corpus": ("corpus.py", corpus_table),
     "collator": ("collator.py", collator_table),
     "gradients": ("term_gradients.py", term_gradients_table),
@@ -133,7 +137,7 @@ def main_table(summary: Mapping[str, Any]) -> str:
         cells += [_p_value(row.get("p_value"))] if with_p else []
         cells += [str(len(row["finished_seeds"]))] if len(counts) > 1 else []
         body.append(cells)
-    return "\n".join([_main_caption(summary, rows.values(), counts, with_p), "", *_markdown(head, body)])
+    return "\n".join([_main_caption(summary, rows.values(), counts, with_p), "", *markdown(head, body)])
 
 
 def margin_table(summary: Mapping[str, Any]) -> str:
@@ -165,7 +169,7 @@ def margin_table(summary: Mapping[str, Any]) -> str:
         f"{' or '.join(map(str, seeds))} seeds; p: one-sided paired bootstrap over the test pairs"
     )
     caption += f". Paper: {spec['source']}." if paper else "."
-    return "\n".join([caption, "", *_markdown(head, body)])
+    return "\n".join([caption, "", *markdown(head, body)])
 
 
 def ablation_table(summary: Mapping[str, Any], name: str) -> str:
@@ -192,7 +196,7 @@ def ablation_table(summary: Mapping[str, Any], name: str) -> str:
         if second:
             cells += [_number(_second_score(summary, second, row["trial"])), _number(row.get("second"))]
         body.append(cells)
-    return "\n".join([_ablation_caption(summary, spec, ours), "", *_markdown(head, body)])
+    return "\n".join([_ablation_caption(summary, spec, ours), "", *markdown(head, body)])
 
 
 def _ablation_caption(summary: Mapping[str, Any], spec: Mapping[str, Any], ours: str) -> str:
@@ -367,10 +371,10 @@ def _unit(corpus: str) -> str:
 
 
 def _assembled(caption: str, head: Sequence[str], body: Sequence[Sequence[str]], words: bool = False) -> str:
-    return "\n".join([caption, "", *_markdown(head, body, words)])
+    return "\n".join([caption, "", *markdown(head, body, words)])
 
 
-def _markdown(head: Sequence[str], body: Sequence[Sequence[str]], words: bool = False) -> list[str]:
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]], words: bool = False) -> list[str]:
     """Return the table's lines. Columns after the first are aligned to the right, columns of ``words`` to the left."""
     rows = [[cell.replace("|", "\\|") for cell in row] for row in [head, *body]]
     lines = ["| " + " | ".join(row) + " |" for row in rows]

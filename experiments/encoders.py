@@ -1,0 +1,35 @@
+"""What a table's encoders are: the checksums of their weights, and the run that trained them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from csekit.encoding.json_files import read_json
+from csekit.encoding.provenance import checksum
+from csekit.trainers import CSETrainingArguments
+
+BATCH = "per_device_train_batch_size"
+
+
+def origin(path: str | Path) -> dict[str, Any]:
+    """Return the checksums of an encoder's weights, by file, and what its run's ``results.json`` says.
+
+    Arguments:
+        path: an encoder's folder; for one that no run left, ``run`` is None.
+    """
+    folder = Path(path)
+    files = [file for file in sorted(folder.glob("**/*.safetensors")) if "training" not in file.parts]
+    found = {file.relative_to(folder).as_posix(): checksum(file) for file in files}
+    return {"weights": found, "run": _run(folder / "results.json")}
+
+
+def _run(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    results: Mapping[str, Any] = read_json(path)
+    run = {name: results[name] for name in ("method", "backbone", "arguments", "config", "seed", "seconds")}
+    run["corpus"] = {name: results["corpus"][name] for name in ("name", "checksum", "used")}
+    run["dev"] = {name: results["dev"][name] for name in ("metric", "best", "step")} if results["dev"] else None
+    run["steps"] = max((entry["step"] for entry in results["log"]), default=0)
+    run["batch"] = results["arguments"].get(BATCH, CSETrainingArguments.__dataclass_fields__[BATCH].default)
+    return {**run, "commit": results["environment"]["commit"]}
