@@ -130,16 +130,22 @@ class CSEConfig(EncoderWrapperConfig):
         self._check()
 
     def _set_flat(self, kwargs: dict[str, Any]) -> None:
-        """Move the objectives' flat fields out of ``kwargs``; weights first, since they add objectives."""
+        """Move the objectives' flat fields out of ``kwargs``; weights first, since they add objectives.
+
+        The fields of an objective are set together, since one may bound another.
+        """
+        found: dict[str, dict[str, Any]] = {}
         for name in sorted(kwargs, key=lambda name: not name.endswith("_weight")):
-            if self._flat_field(name, add=True) is not None:
-                setattr(self, name, kwargs.pop(name))
+            flat = self._flat_field(name, add=True)
+            if flat is not None:
+                found.setdefault(flat[0].name, {})[flat[1]] = kwargs.pop(name)
             elif name in self.flat_names(list(OBJECTIVES)):
                 own = [objective.name for objective in self.objectives]
                 raise ValueError(
                     f"{name!r} must be a field of exactly one objective, got objectives {own}; "
                     f"<objective>_weight adds one of {list(OBJECTIVES)}"
                 )
+        self.objectives = [replace(objective, **found.get(objective.name, {})) for objective in self.objectives]
 
     def _check(self) -> None:
         _one_of("pooling", self.pooling, POOLINGS)
@@ -357,9 +363,14 @@ class CSEConfig(EncoderWrapperConfig):
             raise ValueError(
                 f"{cls.__name__} is not the config of a {kind!r} model: start from an encoder with from_backbone"
             )
-        loaded = super().from_dict(config_dict, **kwargs)
-        (loaded[0] if isinstance(loaded, tuple) else loaded)._check()  # kwargs may have changed fields
-        return loaded
+        names = set(cls.flat_names(list(OBJECTIVES))) - set(cls.__dataclass_fields__)
+        loaded = super().from_dict(config_dict, **{name: kwargs[name] for name in kwargs if name not in names})
+        config, unused = loaded if isinstance(loaded, tuple) else (loaded, {})
+        flat = {name: value for name, value in kwargs.items() if name in names}
+        unused |= {name: flat.pop(name) for name in list(flat) if config._flat_field(name) is None}
+        config._set_flat(flat)
+        config._check()  # kwargs may have changed fields
+        return (config, unused) if isinstance(loaded, tuple) else config
 
     def to_dict(self) -> dict[str, Any]:
         output = super().to_dict()

@@ -202,6 +202,20 @@ def test_unknown_names():
         SimCSEConfig.check_names(["zzzz"])
 
 
+def test_values_that_bound_each_other_are_set_together(tmp_path):
+    """One by one, the first would be compared with the default of the second."""
+    config = CSEConfig(objectives=["triplet"], triplet_mask_rate=0.5, triplet_longer_mask_rate=0.6)
+    assert config.objectives[0].longer_mask_rate == 0.6
+    config.save_pretrained(tmp_path)
+    both = {"triplet_mask_rate": 0.7, "triplet_longer_mask_rate": 0.8}
+    loaded, unused = CSEConfig.from_pretrained(tmp_path, **both, temperature=0.1, return_unused_kwargs=True)
+    assert loaded.objectives[0].mask_rate == 0.7
+    assert loaded.temperature == 0.1
+    assert not unused
+    with pytest.raises(ValueError, match=r"triplet_longer_mask_rate must exceed triplet_mask_rate, got 0\.6 and 0\.7"):
+        CSEConfig.from_pretrained(tmp_path, triplet_mask_rate=0.7)
+
+
 def test_flat_names_are_what_can_be_set():
     names = InforMinConfig.flat_names()
     assert names["mlm_weight"] is float and names["reconstruction"] is str
