@@ -45,12 +45,24 @@ def test_triplets_with_the_closest_other_texts(tmp_path: Path, tiny_folder: Path
     assert mine(pairs, *words).exit_code == 2  # the output is kept
 
 
+def test_columns_are_named_as_in_train(tmp_path: Path, tiny_folder: Path, pairs: Path) -> None:
+    """``csekit train-pairs --columns query answer`` is what the pages show; here the second word was refused."""
+    more = ("--model", tiny_folder, "--pooling", "mean", "--device", "cpu", "--no_progress")
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    found = mine(pairs, "--columns", "answer", "query", "--output", first, *more)
+    assert found.exit_code == 0, found.output
+    assert json.loads(first.read_text().splitlines()[0])["answer"] == WORDS[4]
+    found = mine(*more, "--columns", "answer", "--columns", "query", "--output", second, pairs)
+    assert found.exit_code == 0, found.output
+    assert second.read_text() == first.read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--output", "x.tsv"), "the file to write must end in .jsonl or .csv, got 'x.tsv'"),
         (("--num_negatives", 0), "num_negatives must be a number of at least 1, got 0"),
-        (("--columns", "query"), "--columns must be given twice, query and positive, got query"),
+        (("--columns", "query"), "--columns must be two names, of query and positive, got query"),
         (("--corpus_column", "text"), "--corpus_column needs --corpus"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "texts.txt").write_text("\n".join(f.sentences(30)) + "\n")
     rows = [f"{a}\t{b}\t{i % 6}" for i, (a, b) in enumerate(zip(f.sentences(9, 1), f.sentences(9, 2), strict=True))]
     (folder / "pairs.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]) + "\n")
+    documents = [
+        {"title": a, "text": f"{b}. {a}. {b}."} for a, b in zip(f.sentences(9, 3), f.sentences(9, 4), strict=True)
+    ]
+    (folder / "documents.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
     gold = np.arange(9) % 4.0
     run = {"method": "simcse", "backbone": "b", "seed": 1, "corpus": {"name": "c"}, "config": {"pooling": "cls"}}
     run |= {"arguments": {}, "name": "n", "test": {"tasks": {"STS12": {"all": 5.0}}}}
@@ -60,7 +65,28 @@ WHOLE: dict[str, tuple[str, ...]] = {
     "card": ("run.json", "-o", "card.md"),
     "push": (".", "me/model"),
     "export": ("tiny-bert", "--pooling", "mean", "--format", "sentence-transformers", "--overwrite", "-o", "exported"),
+    "mine": (
+        "pairs.tsv",
+        "--columns",
+        "sentence1",
+        "sentence2",
+        "--model",
+        *TINY,
+        "--no_progress",
+        "-o",
+        "hard.jsonl",
+    ),
+    "pairs": ("documents.jsonl", "--unit", "sentence", "-o", "neighbours.jsonl"),
+    "distill-static": (*TINY, "--dims", "4", "--no_progress", "-o", "static"),
     "convert": ("tiny-bert", "--backbone", "tiny-bert", "-o", "converted", "--allow_unknown"),
+}
+
+
+#: What a command refuses to write over, with its records, and without an option that allows it.
+REFUSED = {
+    "mine": ("hard.jsonl", "hard.jsonl.parts", "hard.jsonl.json"),
+    "pairs": ("neighbours.jsonl",),
+    "distill-static": ("static", "static.parts"),
 }
 
 
@@ -84,6 +110,8 @@ def test_options_of_commands(folder: Path, command: str) -> None:
     heads = st.sampled_from([WHOLE[command]] * 12) | st.lists(VALUES, max_size=3).map(tuple)
 
     def body(drawn: tuple[tuple[str, ...], list[tuple[str, str | None]]]) -> None:
+        for old in REFUSED.get(command, ()):
+            shutil.rmtree(old, ignore_errors=True) if Path(old).is_dir() else Path(old).unlink(missing_ok=True)
         words = [*drawn[0]]
         for name, value in drawn[1]:
             words += [name] if value is None else [f"{name}={value}"]

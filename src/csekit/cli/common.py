@@ -13,13 +13,33 @@ from typer.core import TyperCommand
 
 
 class AnyProgress(TyperCommand):
-    """A command that takes ``--progress`` and ``--no_progress``, also where it has no bar."""
+    """A command that takes ``--progress`` and ``--no_progress``, also where it has no bar.
+
+    Where the input comes first, ``--columns`` takes several words, as in ``csekit train``.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         bars = {"--progress", "--no_progress"} - known
         end = args.index("--") if "--" in args else len(args)
-        return super().parse_args(ctx, [word for word in args[:end] if word not in bars] + args[end:])
+        words = [word for word in args[:end] if word not in bars]
+        return super().parse_args(ctx, (_each_column(words) if "--columns" in known else words) + args[end:])
+
+
+def _each_column(words: list[str]) -> list[str]:
+    """Repeat ``--columns`` before each of its words: click's options take one."""
+    if not words or words[0].startswith("-"):
+        return words
+    found: list[str] = []
+    taken = False  # the last word was one of the columns
+    for word in words:
+        own = bool(found) and found[-1] == "--columns"
+        if taken and not own and not word.startswith("-"):
+            found.append("--columns")
+            own = True
+        taken = own
+        found.append(word)
+    return found
 
 
 @contextmanager

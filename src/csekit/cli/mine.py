@@ -65,7 +65,7 @@ def mine(
         if corpus is None and corpus_column is not None:
             raise ValueError("--corpus_column needs --corpus, the file with further texts")
         if columns is not None and len(columns) != 2:
-            raise ValueError(f"--columns must be given twice, query and positive, got {' '.join(columns)}")
+            raise ValueError(f"--columns must be two names, of query and positive, got {' '.join(columns)}")
         check_output(output)
         disable_progress_bars()
         found = load_corpus(pairs, columns=columns, deduplicate=True, tell=False)
