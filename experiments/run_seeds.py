@@ -86,6 +86,9 @@ def main(argv: list[str]) -> int:
     """Run the command line. Return the exit code."""
     try:
         args, plan = read_arguments(argv)
+        for folder in (args.output_dir, args.results_dir):
+            if folder.exists() and not folder.is_dir():
+                raise PlanError(f"{folder} must be a folder, got a file")
         records = TrialRecords(plan, args.output_dir, args.results_dir)
         if args.summarise:
             print(scores(summarise(records, bootstrap_averages)), flush=True)

@@ -134,6 +134,12 @@ def test_a_second_driver_is_refused(bench: Any, capsys: pytest.CaptureFixture[st
     assert bench.run() == 0
 
 
+def test_an_output_folder_that_is_a_file_is_one_line(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (bench.folder / "runs").touch()
+    assert bench.run("--summarise") == 2
+    assert capsys.readouterr().err == f"error: {bench.folder / 'runs'} must be a folder, got a file\n"
+
+
 def test_sigterm_reaches_the_trial_and_stops(bench: Any) -> None:
     with bench.held(1):
         process = bench.start()
