@@ -9,9 +9,12 @@ batches, so that a busy moment of the machine slows all of them; a ratio is the 
 it on an idle machine. `python -m experiments.tables` makes the table `costs/NAME` of the file
 `experiments/results/costs/NAME.json`.
 
-`methods.yaml` lists the methods. `--rows benchmarks/peers.yaml` compares with sentence-transformers and with naive
-forms of the steps, for the table `peers/NAME` of `experiments/results/peers/NAME.json`. `--rows benchmarks/gaps.yaml`
-times each method with its gap diagnostic and without, for the table `costs/gaps-NAME`.
+`methods.yaml` lists the methods. `--rows experiments/plans/field.yaml`, or another plan of `run_seeds.py`, measures
+the experiments of the plan instead; teachers then have random vectors, since their pass over the corpus comes before
+the first step. `--at_once` keeps that many processes beside the first row's, where the memory is too small for all.
+`--rows benchmarks/peers.yaml` compares with sentence-transformers and with naive forms of the steps, for the table
+`peers/NAME` of `experiments/results/peers/NAME.json`. `--rows benchmarks/gaps.yaml` times each method with its gap
+diagnostic and without, for the table `costs/gaps-NAME`.
 """
 
 import argparse
@@ -23,13 +26,14 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peers
 import torch
 import yaml
@@ -41,10 +45,14 @@ from csekit.encoding.text_files import ROWS
 from csekit.evaluation.results import write_results
 from csekit.modeling import METHODS
 from csekit.trainers import CSECollator, load_corpus
+from csekit.trainers.data.augmentation import make_augmentation
 from csekit.trainers.data.corpora import Corpus
+from csekit.trainers.scripts.run_arguments import method_fields
 
 METHODS_FILE = Path(__file__).with_name("methods.yaml")
 LEARNING_RATE, MAX_GRAD_NORM, SEED = 3e-5, 1.0, 42
+TAUGHT = 16_384  # rows of a teacher's vectors
+AUGMENTATION = {"augmentation": "kind", "augmentation_rate": "rate", "augmentation_span": "span"}
 
 
 @dataclass(frozen=True)
@@ -68,12 +76,25 @@ def csekit_step(
     fields: dict[str, Any],
     cache_chunk_size: int = 0,
     wrap: Callable[[Any], Any] = lambda model: model,
+    augmentation: Mapping[str, Any] | None = None,
 ) -> Step:
-    """Build a method's step as ``CSETrainer`` takes it; ``wrap`` may put a wrapper around the model."""
+    """Build a method's step as ``CSETrainer`` takes it; ``wrap`` may put a wrapper around the model.
+
+    ``augmentation`` holds arguments of ``make_augmentation``. Teachers have random vectors.
+    """
     model = METHODS[method].from_backbone(setting.backbone, **fields).to(setting.device).train()
     model.cache_gradients(cache_chunk_size)
     tokenizer = AutoTokenizer.from_pretrained(setting.backbone)
-    collator = CSECollator(tokenizer, setting.max_seq_length, model.batch_specs, SEED, model.config.prompt_template)
+    collator = CSECollator(
+        tokenizer,
+        setting.max_seq_length,
+        model.batch_specs,
+        SEED,
+        model.config.prompt_template,
+        augmentation=make_augmentation(**(augmentation or {"kind": "none"})),
+        second_template=model.config.second_prompt_template,
+    )
+    collator.teachers = random_teachers(model)
     clipped: dict[str, list[Any]] = {}
     for group in model.parameter_groups():
         clipped.setdefault(group.get("clip_group", "encoder"), []).extend(group["params"])
@@ -81,6 +102,7 @@ def csekit_step(
     optimizer = torch.optim.AdamW([p for group in clipped.values() for p in group], lr=LEARNING_RATE, fused=True)
 
     def step(rows: list[dict[str, Any]]) -> None:
+        rows = [{**row, "index": row["index"] % TAUGHT} for row in rows] if collator.teachers else rows
         batch = {name: v.to(setting.device) if torch.is_tensor(v) else v for name, v in collator(rows).items()}
         batch.pop("index")
         with torch.autocast(setting.device, torch.bfloat16, enabled=setting.precision == "bf16"):
@@ -92,6 +114,17 @@ def csekit_step(
         optimizer.zero_grad()
 
     return step
+
+
+def random_teachers(model: Any) -> list[np.ndarray]:
+    """Return unit vectors for as many teachers as the objectives read, (TAUGHT, H) each, and set the references."""
+    count = max((objective.teachers for objective in model.auxiliaries()), default=0)
+    drawn = np.random.default_rng(SEED).standard_normal((count, TAUGHT, model.config.hidden_size), dtype=np.float32)
+    vectors = list(drawn / np.linalg.norm(drawn, axis=-1, keepdims=True))
+    for objective in model.auxiliaries():
+        if objective.references:
+            objective.set_references([torch.from_numpy(each[: objective.references]) for each in vectors])
+    return vectors
 
 
 def without_gaps_step(setting: Setting, method: str, fields: dict[str, Any]) -> Step:
@@ -124,19 +157,40 @@ class Row:
 
 
 def read_rows(path: Path, names: list[str] | None) -> dict[str, Row]:
-    """Read the rows of a YAML file, by name.
+    """Read the rows of a YAML file, by name; of a plan, its experiments.
 
     Raises:
         ValueError: an unknown name.
     """
     found: dict[str, Row] = {}
-    for name, given in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if "experiments" in content:
+        return chosen_rows(plan_rows(content), names)
+    for name, given in content.items():
         fields = dict(given)
         own = {key: fields.pop(key, None) for key in ("title", "step", "against", "precision")}
         method = {"method": fields.pop("method"), "fields": fields} if "method" in fields else {}
         steps = {None: csekit_step, "without_gaps_step": without_gaps_step}
         step = steps[own["step"]] if own["step"] in steps else getattr(peers, own["step"])
         found[name] = Row(own["title"], partial(step, **method), own["against"], own["precision"])
+    return chosen_rows(found, names)
+
+
+def plan_rows(plan: Mapping[str, Any]) -> dict[str, Row]:
+    """Return a row for each experiment of a plan, from those of its arguments that make its step."""
+    found = {}
+    for name, experiment in plan["experiments"].items():
+        given = {**plan["arguments"], **experiment.get("arguments", {})}
+        method, objectives = given["method"], given.get("objectives")
+        fields = {key: given[key] for key in method_fields(method, objectives) if key in given and key != "teachers"}
+        fields |= {} if objectives is None else {"objectives": objectives}
+        changed = {own: given[key] for key, own in AUGMENTATION.items() if key in given}
+        build = partial(csekit_step, method=method, fields=fields, augmentation=changed)
+        found[name] = Row(experiment["title"], build)
+    return found
+
+
+def chosen_rows(found: dict[str, Row], names: list[str] | None) -> dict[str, Row]:
     if unknown := sorted(set(names or []) - set(found)):
         raise ValueError(f"methods must be among {', '.join(found)}, got {unknown[0]!r}")
     return {name: found[name] for name in names or found}
@@ -285,7 +339,15 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--methods", nargs="+", help="names of some of its rows; the others are compared with the first"
     )
+    parser.add_argument("--at_once", type=int, help="processes beside the first row's; default: all rows")
     return parse_setting(parser, argv)
+
+
+def groups(names: list[str], size: int | None) -> list[list[str]]:
+    """Return the names in groups of at most ``size`` beside the first, which is in every group."""
+    size = size or len(names)
+    first, others = names[0], names[1:]
+    return [[first, *others[start : start + size]] for start in range(0, max(len(others), 1), size)]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -296,12 +358,15 @@ def main(argv: list[str] | None = None) -> None:
         corpus, batches = read_batches(args.train_file, args.batch_size, args.warmup + args.repetitions)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
-    workers = {
-        name: Worker(row.title, replace(setting, precision=row.precision or setting.precision), row.build)
-        for name, row in chosen.items()
-    }
-    against = {name: row.against for name, row in chosen.items() if row.against in chosen}
-    rows = measure(workers, batches, args.warmup, against)
+    rows: list[dict[str, Any]] = []
+    for group in groups(list(chosen), args.at_once):
+        workers = {
+            name: Worker(row.title, replace(setting, precision=row.precision or setting.precision), row.build)
+            for name, row in chosen.items()
+            if name in group
+        }
+        against = {name: row.against for name, row in chosen.items() if row.against in group}
+        rows += measure(workers, batches, args.warmup, against)[1 if rows else 0 :]
     print(f"{'':32}{'ms a step':>10}{'ratio':>8}{'MiB':>9}{'ratio':>8}")
     for row in rows:
         memory = f"{row['memory'] / 2**20:>9.0f}{row['memory'] / max(rows[0]['memory'], 1):>8.2f}"

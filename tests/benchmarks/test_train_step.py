@@ -55,6 +55,34 @@ def test_a_step_trains_everything_that_trains(
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_the_experiments_of_a_plan_are_rows(
+    script: Callable[[str], ModuleType], masked_lm: Path, tmp_path: Path
+) -> None:
+    """A teacher, references, an augmentation: what a step reads beside the model is there."""
+    module = script("train_step")
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        """
+        arguments: {learning_rate: 1, pooling: mean, projector: none}
+        experiments:
+          simcse: {title: SimCSE, arguments: {method: simcse}}
+          rank:
+            title: ranked
+            arguments: {method: joint, objectives: [rank], teachers: [x], rank_teachers: 1, rank_loss: mse,
+                        rank_references: 4}
+          words: {title: words, arguments: {method: joint, objectives: [queue], queue_size: 4, augmentation: repeat}}
+        """
+    )
+    found = module.read_rows(path, ["rank", "words"])
+    assert [row.title for row in found.values()] == ["ranked", "words"]
+    for row in found.values():
+        step = row.build(module.Setting(str(masked_lm), "cpu", "fp32", 16, 1))
+        step(rows(4))
+    assert module.groups(["a", "b", "c", "d"], 2) == [["a", "b", "c"], ["a", "d"]]
+    assert module.groups(["a", "b"], None) == [["a", "b"]]
+    assert module.groups(["a"], 2) == [["a"]]
+
+
 class Fake:
     """A worker whose machine gets slower from turn to turn."""
 
