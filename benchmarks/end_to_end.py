@@ -4,7 +4,8 @@
         --dev_file stsb-dev.tsv --output experiments/results/benchmarks/runs-bert-base-uncased-cpu.json
 
 Both sides train SimCSE from the same weights on the same sentences, evaluate the dev pairs at the same steps, keep the
-best checkpoint and write the encoder (`st_training.py` is the other side's script). They take turns for `--rounds`
+best checkpoint and write the encoder (`st_training.py` is the other side's script). `--also_with NAME=VALUE` runs
+csekit a second time in each round, with that environment variable. They take turns for `--rounds`
 rounds; ratios are medians within the rounds. Wall time goes from the start of the process to its end, so imports and
 reading count. CPU time is that of the process and its children. Memory is resident memory, sampled five times a
 second; its growth is the median of the last quarter of a run over that of the second. `python -m experiments.tables`
@@ -31,13 +32,17 @@ SIDES = ("csekit", "sentence-transformers")
 SAMPLE_SECONDS = 0.2
 
 
+def sides(args: argparse.Namespace) -> list[str]:
+    return [*SIDES, *(f"csekit, {setting}" for setting in args.also_with)]
+
+
 def words(side: str, args: argparse.Namespace, output: Path) -> list[str]:
     """Return the command of a side."""
     common = ["--model_name_or_path", args.model_name_or_path, "--train_file", args.train_file]
     common += ["--dev_file", args.dev_file, "--output_dir", str(output), "--max_steps", str(args.max_steps)]
     common += ["--eval_steps", str(args.eval_steps), "--max_seq_length", str(args.max_seq_length)]
     common += ["--learning_rate", "3e-5"]
-    if side == "csekit":
+    if side != SIDES[1]:
         own = ["--method", "simcse", "--projector", "none", "--per_device_train_batch_size", str(args.batch_size)]
         own += ["--use_cpu", str(args.device == "cpu"), "--bf16", str(args.precision == "bf16"), "--report_to", "none"]
         return [sys.executable, "-m", "csekit", "train", *common, *own]
@@ -46,17 +51,16 @@ def words(side: str, args: argparse.Namespace, output: Path) -> list[str]:
     return [sys.executable, str(Path(__file__).with_name("st_training.py")), *common, *own]
 
 
-def run(command: list[str], log: Path, threads: int) -> dict[str, Any]:
-    """Run a command and measure it.
+def run(command: list[str], log: Path, threads: int, more: str = "") -> dict[str, Any]:
+    """Run a command and measure it; ``more``, NAME=VALUE, goes into its environment.
 
     Raises:
         RuntimeError: it failed.
     """
     started = time.perf_counter()
     with log.open("w") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": str(threads)}
-        )
+        variables = {**os.environ, "OMP_NUM_THREADS": str(threads), **dict([more.split("=", 1)] if more else [])}
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=variables)
         samples: list[int] = []
         watcher = threading.Thread(target=watch, args=(process.pid, samples), daemon=True)
         watcher.start()
@@ -95,7 +99,7 @@ def of_samples(samples: list[int]) -> dict[str, Any]:
 def summary(rounds: list[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return a row for each side: medians, and medians of the ratios to csekit within a round."""
     rows = []
-    for side in SIDES:
+    for side in rounds[0]:
         row: dict[str, Any] = {"name": side}
         for field in ("seconds", "cpu_seconds", "memory", "growth"):
             row[field] = statistics.median(each[side][field] for each in rounds)
@@ -122,7 +126,11 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
         ("threads", os.cpu_count() or 1, "CPU threads of each side"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=text)
+    parser.add_argument("--also_with", nargs="+", default=[], metavar="NAME=VALUE", help="environment of further runs")
     args = parser.parse_args(argv)
+    for setting in args.also_with:
+        if "=" not in setting:
+            parser.error(f"--also_with must be NAME=VALUE, got {setting}")
     for name in ("rounds", "max_steps", "eval_steps", "batch_size", "max_seq_length", "threads"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
@@ -138,10 +146,10 @@ def main(argv: list[str] | None = None) -> None:
     try:
         for number in range(args.rounds):
             with tempfile.TemporaryDirectory() as folder:
-                found = {
-                    side: run(words(side, args, Path(folder) / side), Path(folder) / f"{side}.log", args.threads)
-                    for side in SIDES
-                }
+                found = {}
+                for place, side in enumerate(sides(args)):
+                    command = words(side, args, Path(folder) / str(place))
+                    found[side] = run(command, Path(folder) / f"{place}.log", args.threads, side.partition(", ")[2])
             rounds.append(found)
             values = ", ".join(f"{n} {v['seconds']:.1f} s, {v['memory'] / 2**20:.0f} MiB" for n, v in found.items())
             print(f"[{number + 1}/{args.rounds}] {values}", flush=True)

@@ -251,37 +251,3 @@ def test_threads_that_a_launcher_set_are_shared_out(
     launched: Callable[..., int], before: dict[str, str], own: dict[str, str], words: list[str], threads: int
 ) -> None:
     assert launched(before, own, *words) == threads
-
-
-HOLES = """
-import numpy, psutil
-from csekit.trainers.scripts.launch import return_freed_blocks
-
-def grown():
-    resident = lambda: psutil.Process().memory_info().rss
-    before, kept = resident(), []
-    for number in range(60):  # blocks of 1.2 MB and more, each freed with something behind it
-        block = numpy.ones(150_000 + 1_000 * number)
-        kept.append((block, numpy.ones(12_000)))
-    kept = [small for _, small in kept]
-    del block
-    return (resident() - before) >> 20
-
-numpy.ones(1 << 20)  # once freed, glibc takes blocks up to 8 MB from the heap
-print(grown(), return_freed_blocks(), grown())
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's")
-def test_freed_blocks_are_the_systems_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
-    before, limited, after = done.stdout.split()
-    assert limited == "True"
-    assert int(before) > 50
-    assert int(after) < 20
-
-
-def test_a_users_own_limit_of_blocks_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "33554432")
-    assert not launch.return_freed_blocks()

@@ -81,3 +81,13 @@ def test_what_cannot_be_is_refused(argv: list[str]) -> None:
     words = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "end_to_end.py"), *argv]
     found = subprocess.run([*words, "--rounds", "0"], capture_output=True, text=True)
     assert found.returncode == 2 and "--rounds must be at least 1, got 0" in found.stderr
+    found = subprocess.run([*words, "--also_with", "A"], capture_output=True, text=True)
+    assert found.returncode == 2 and "--also_with must be NAME=VALUE, got A" in found.stderr
+
+
+def test_csekit_runs_again_with_a_variable(end_to_end: ModuleType, argv: list[str], tmp_path: Path) -> None:
+    args = end_to_end.read_arguments([*argv, "--also_with", "LIMIT=1,5"])
+    assert end_to_end.sides(args) == ["csekit", "sentence-transformers", "csekit, LIMIT=1,5"]
+    assert end_to_end.words("csekit, LIMIT=1,5", args, tmp_path)[1:3] == ["-m", "csekit"]
+    code = "import os; raise SystemExit(os.environ['LIMIT'] != '1,5')"
+    assert end_to_end.run([sys.executable, "-c", code], tmp_path / "log", 1, "LIMIT=1,5")["seconds"] > 0

@@ -3,7 +3,6 @@
 ``torchrun`` and ``accelerate launch`` start several processes, and set OMP_NUM_THREADS to 1 if you did not set it.
 """
 
-import ctypes
 import logging
 import os
 import sys
@@ -26,11 +25,6 @@ _LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 
 #: Seconds that the other processes wait with an error. Within them the launcher ends them if process 0 has it as well.
 _WAIT = 30.0
-
-#: Numbers of glibc's malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-#: Bytes from which a block is the system's again as soon as it is freed.
-RETURNED = 1 << 20
 
 
 @contextmanager
@@ -86,19 +80,3 @@ def _cores() -> int:
     """Return the number of physical cores that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
-
-
-def return_freed_blocks(block: int = RETURNED) -> bool:
-    """Have glibc give each freed block of ``block`` bytes or more back to the system at once; return True if it will.
-
-    By default it raises this limit to the largest block that was freed, up to 32 MB. Batches differ in length, so
-    their states differ in size: the heap then has holes that no later block fits, and memory grows. A limit
-    of your own stays (``MALLOC_MMAP_THRESHOLD_``, ``GLIBC_TUNABLES``). Other C libraries are left as they are.
-    """
-    own = "MALLOC_MMAP_THRESHOLD_" in os.environ or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    if own or not sys.platform.startswith("linux"):
-        return False
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "gnu_get_libc_version") or not hasattr(library, "mallopt"):
-        return False
-    return all(library.mallopt(number, block) for number in (_MMAP_THRESHOLD, _TRIM_THRESHOLD))

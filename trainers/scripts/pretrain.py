@@ -20,7 +20,7 @@ from transformers import set_seed
 from csekit.trainers.batches.packing import pack
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.pretraining import PretrainingTrainer
-from csekit.trainers.scripts.launch import return_freed_blocks, use_all_cores
+from csekit.trainers.scripts.launch import use_all_cores
 from csekit.trainers.scripts.pretraining_runs import (
     PretrainRunArguments,
     heldout_table,
@@ -49,7 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     started = time.monotonic()
     use_all_cores()
-    return_freed_blocks()
     run, args = parse_pretrain_arguments(argv, _ABOUT)
 
     with one_line_errors():

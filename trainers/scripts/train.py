@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from csekit.trainers.scripts.demo import DEMO, with_demo
-from csekit.trainers.scripts.launch import return_freed_blocks, use_all_cores
+from csekit.trainers.scripts.launch import use_all_cores
 from csekit.trainers.scripts.run_arguments import parse_run_arguments
 from csekit.trainers.scripts.runs import load_data, make_trainer, one_line_errors, run_folder, train_and_score
 
@@ -44,7 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     started = time.monotonic()
     use_all_cores()
-    return_freed_blocks()
     run, args, fields = parse_run_arguments(argv, about=_ABOUT)
     if demo := run.is_empty:  # no encoder and no corpus named: the demo
         run, args, fields = parse_run_arguments(argv, defaults=DEMO, about=_ABOUT)

@@ -14,7 +14,7 @@ hold a sentence of an evaluation set; `--filter_overlap` leaves them out.
 import time
 from collections.abc import Sequence
 
-from csekit.trainers.scripts.launch import return_freed_blocks, use_all_cores
+from csekit.trainers.scripts.launch import use_all_cores
 from csekit.trainers.scripts.run_arguments import parse_run_arguments
 from csekit.trainers.scripts.runs import (
     SUPERVISED,
@@ -43,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     started = time.monotonic()
     use_all_cores()
-    return_freed_blocks()
     run, args, fields = parse_run_arguments(argv, defaults=SUPERVISED, about=_ABOUT)
     with one_line_errors():
         run.check()
