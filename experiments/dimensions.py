@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from transformers.utils import logging
 
 from csekit.encoding import environment, load_encoder
-from csekit.encoding.provenance import write_json
 from csekit.evaluation import evaluate_sts, load_sts
 from csekit.evaluation.dimensions import cut_encoders
 from csekit.evaluation.plotting import COLOURS, LINES, MARKERS, drawing, panels, save_figure
+from csekit.evaluation.results import write_results
 from csekit.evaluation.retrieval import evaluate_retrieval
 from csekit.evaluation.retrieval_data import load_beir
 from experiments.encoders import origin
@@ -96,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, path in named.items():
         encoders[name] = {"scores": score(path, args.sizes, sts, collections, args.device), **origin(path)}
         print(f"{name}: scored", flush=True)
-    record = {"schema": 1, "sizes": args.sizes, "encoders": encoders, "environment": environment()}
+    record = {"sizes": args.sizes, "encoders": encoders, "environment": environment()}
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    write_json(args.output, record)
+    write_results(args.output, record, overwrite=True)
     print("\n".join([f"written: {args.output}", *markdown(*dimensions_table(record)[1:])]))
     if args.picture is not None:
         print(f"written: {save_figure(by_size(record), args.picture)}")

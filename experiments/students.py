@@ -19,8 +19,8 @@ from typing import Any
 from transformers.utils import logging
 
 from csekit.encoding import environment, load_encoder
-from csekit.encoding.provenance import write_json
 from csekit.evaluation import evaluate_sts, load_sts, read_sentences
+from csekit.evaluation.results import write_results
 from csekit.evaluation.retrieval import evaluate_retrieval
 from csekit.evaluation.retrieval_data import load_beir
 from experiments.encoders import origin
@@ -82,10 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, path in named.items():
         encoders[name] = {**measure(path, texts, sts, collections, args.device), **origin(path)}
         print(f"{name}: measured", flush=True)
-    record = {"schema": 1, "texts": len(texts), "device": args.device, "encoders": encoders}
+    record = {"texts": len(texts), "device": args.device, "encoders": encoders}
     record["environment"] = environment()
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    write_json(args.output, record)
+    write_results(args.output, record, overwrite=True)
     print("\n".join([f"written: {args.output}", *markdown(*students_table(record)[1:])]))
     return 0
 
