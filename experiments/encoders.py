@@ -1,4 +1,4 @@
-"""What a table's encoders are: the checksums of their weights, and the run that trained them."""
+"""Say what a table's encoders are: the files of their weights, and the run that trained them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +18,14 @@ def origin(path: str | Path) -> dict[str, Any]:
         path: an encoder's folder; for one that no run left, ``run`` is None.
     """
     folder = Path(path)
-    files = [file for file in sorted(folder.glob("**/*.safetensors")) if "training" not in file.parts]
-    found = {file.relative_to(folder).as_posix(): checksum(file) for file in files}
+    found = {file.relative_to(folder).as_posix(): checksum(file) for file in weights_of(folder)}
     return {"weights": found, "run": _run(folder / "results.json")}
+
+
+def weights_of(folder: Path) -> list[Path]:
+    """Return the files of an encoder's weights; those of its training are not its own."""
+    files = sorted(folder.glob("**/*.safetensors"))
+    return [file for file in files if "training" not in file.relative_to(folder).parts]
 
 
 def _run(path: Path) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from csekit.evaluation import evaluate_sts, load_sts, read_sentences
 from csekit.evaluation.results import write_results
 from csekit.evaluation.retrieval import evaluate_retrieval
 from csekit.evaluation.retrieval_data import load_beir
-from experiments.encoders import origin
+from experiments.encoders import origin, weights_of
 from experiments.tables.render import markdown
 from experiments.tables.students import students_table
 
@@ -40,10 +40,9 @@ def measure(
         started = time.perf_counter()
         rows = encoder.encode(texts)
         seconds.append(time.perf_counter() - started)
-    files = [file for file in Path(path).glob("**/*.safetensors") if "training" not in file.relative_to(path).parts]
     found: dict[str, Any] = {
         "parameters": sum(parameter.numel() for parameter in encoder.model.parameters()),
-        "megabytes": round(sum(file.stat().st_size for file in files) / 1e6, 2),
+        "megabytes": round(sum(file.stat().st_size for file in weights_of(Path(path))) / 1e6, 2),
         "dimensions": int(rows.shape[1]),
         "texts_per_second": round(len(texts) / statistics.median(seconds), 1),
         "scores": {},

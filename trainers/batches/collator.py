@@ -59,9 +59,8 @@ class CSECollator:
 
     Raises:
         ValueError: the tokenizer has no padding token, or no mask token that a spec or the augmentation needs;
-            ``max_seq_length`` with
-            the template exceeds its limit, or leaves no room for a sentence; a spec or the template is not valid;
-            ``mask_contrastive_input`` without the objective ``mlm``.
+            ``max_seq_length`` with the template exceeds its limit, or leaves no room for a sentence; a spec or the
+            template is not valid; ``mask_contrastive_input`` without the objective ``mlm``.
     """
 
     def __init__(

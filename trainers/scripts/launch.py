@@ -1,4 +1,4 @@
-"""How a training program was started: its name in messages, its errors and threads under a launcher, its memory.
+"""Tell how a training program was started: its name in messages, and its errors and threads under a launcher.
 
 ``torchrun`` and ``accelerate launch`` start several processes, and set OMP_NUM_THREADS to 1 if you did not set it.
 """
