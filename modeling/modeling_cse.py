@@ -5,7 +5,7 @@ L tokens, H hidden size.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -517,21 +517,17 @@ class CSEModel(EncoderWrapper):
         layers = sorted({layer for objective in self.auxiliaries() for layer in objective.attention_layers})
         if not layers:
             return None, {}
-        offset: int | Tensor | None = single_offset(self.config.pooling, self.config.prompt_mask_offset)
         offsets_N = self.templates.offsets(len(ids_NL), views, ids_NL.device)
         ids_NL, kept = perturbed(ids_NL, batch)
         offsets = () if self.config.pooling != "mask" or offsets_N is None else (offsets_N,)
         deep = self.config.pooling in NEEDS_HIDDEN_STATES
 
         def attended(ids: Tensor, mask: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
-            own = more[0] if offsets else offset
+            offset = more[0] if offsets else self.config.prompt_mask_offset
             factors = None if kept is None else Kept(*more[len(offsets) :]).factors()
             output = run_with_attention(self.backbone, mask, ids, factors_NLE=factors, output_hidden_states=deep)
             states = output.hidden_states if deep else (output.last_hidden_state,)
-            if own is None:
-                h = pool(self.config.pooling, states, mask, self.config.prompt_mask_offset)
-            else:
-                h = output.last_hidden_state.flatten(0, 1).index_select(0, flat_place_of(mask, own))
+            h = pool(self.config.pooling, states, mask, offset)
             real_N1LL = (mask[:, None, :, None] * mask[:, None, None, :]).bool()
             return h, *(output.attentions[layer].where(real_N1LL, 0.0) for layer in layers)
 
@@ -597,11 +593,17 @@ class CSEModel(EncoderWrapper):
             positives_B, V = own_columns(views.z[0]), len(views.z)
             reads_first = config.symmetric or config.same_view_negatives
             keys = {view: gather_rows(views.z[view].float()) for view in range(0 if reads_first else 1, V)}
-            loss, more, logits_BK = self.one_way(views, (0, *range(1, V)), keys, modified)
-            metrics = contrast_diagnostics(logits_BK[:, : len(keys[1])], positives_B, config.temperature)
-            _, identical = self.identical_texts(views, positives_B, range(1, V))
+            K, itself = len(keys[1]), config.same_view_negatives
+            forward, backward = (0, *range(1, V), *[0] * itself), (1, 0, *[1] * itself)
+            same_BK = self.identical_texts(views, positives_B, forward[1:])
+            identical = same_BK[:, : (V - 1) * K].any(1).sum().float()
+            excluded = same_BK if config.mask_identical else None
+            loss, more, logits_BK = self.one_way(views, forward, keys, excluded, modified)
+            metrics = contrast_diagnostics(logits_BK[:, :K], positives_B, config.temperature)
             if config.symmetric:
-                loss = (loss + self.one_way(views, (1, 0), keys, modified)[0]) / 2
+                if config.mask_identical:
+                    excluded = self.identical_texts(views, positives_B, backward[1:])
+                loss = (loss + self.one_way(views, backward, keys, excluded, modified)[0]) / 2
             loss = config.second_view_weight * loss
             if views.further is not None and config.further_positives_weight:
                 loss = loss + config.further_positives_weight * self.further_contrast(views, positives_B, modified)
@@ -609,18 +611,24 @@ class CSEModel(EncoderWrapper):
         return terms, metrics | more | {"identical_texts": identical}
 
     def one_way(
-        self, views: Views, order: Sequence[int], keys: Mapping[int, Tensor], modified: Modified
+        self,
+        views: Views,
+        order: Sequence[int],
+        keys: Mapping[int, Tensor],
+        excluded: Tensor | None,
+        modified: Modified,
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Return InfoNCE of one view's rows against the keys of others, (), the modifiers' diagnostics, and the
         similarities without margin, (B, K).
 
         Arguments:
-            order: the view of the rows, that of their positives, then those of further keys.
+            order: the view of the rows, that of their positives, then those of further keys; the rows' own is the last
+                one with ``same_view_negatives``.
             keys: (K, H) of each view.
+            excluded: (B, K) bool, keys that are no negatives of a row.
         """
         config, (query, *others) = self.config, order
         positives_B, τ = own_columns(views.z[0]), config.temperature
-        others += [query] * config.same_view_negatives
         cosines_BK = cosine_logits(views.z[query].float(), torch.cat([keys[view] for view in others]), τ)
         logits_BK = with_angular_margin(cosines_BK, positives_B, config.angular_margin, τ)
         K = len(keys[others[0]])
@@ -630,8 +638,7 @@ class CSEModel(EncoderWrapper):
         if config.same_view_negatives:  # a row is no key of its own
             itself_B = positives_B + (len(others) - 1) * K
             logits_BK = logits_BK.scatter(1, itself_B[:, None], -torch.inf)
-        excluded = self.identical_texts(views, positives_B, others)[0] if config.mask_identical else None
-        loss, more = modified.loss(logits_BK, positives_B, excluded, views, (query, *others))
+        loss, more = modified.loss(logits_BK, positives_B, excluded, views, order)
         return loss, more, cosines_BK
 
     def further_contrast(self, views: Views, positives_B: Tensor, modified: Modified) -> Tensor:
@@ -639,7 +646,7 @@ class CSEModel(EncoderWrapper):
 
         A key counts as the sentence that it was made of: for identical texts, and for what modifiers make of it."""
         config, z1_BH, total = self.config, views.z[0].float(), views.z.new_zeros((), dtype=torch.float32)
-        excluded = self.identical_texts(views, positives_B, (0,))[0] if config.mask_identical else None
+        excluded = self.identical_texts(views, positives_B, (0,)) if config.mask_identical else None
         for z_BH in cast(Tensor, views.further).float():
             logits_BK = cosine_logits(z1_BH, gather_rows(z_BH), config.temperature)
             logits_BK = with_angular_margin(logits_BK, positives_B, config.angular_margin, config.temperature)
@@ -647,7 +654,7 @@ class CSEModel(EncoderWrapper):
         return total
 
     @torch.no_grad()
-    def identical_texts(self, views: Views, positives_B: Tensor, columns: Iterable[int]) -> tuple[Tensor, Tensor]:
+    def identical_texts(self, views: Views, positives_B: Tensor, columns: Sequence[int]) -> Tensor:
         """Find keys with the text of a row's query or positive, other than the positive itself.
 
         Arguments:
@@ -655,13 +662,12 @@ class CSEModel(EncoderWrapper):
             columns: the views that are keys.
 
         Returns:
-            (B, K) bool, True at such keys, and the number of rows that have one, ().
+            (B, K) bool, True at such keys.
         """
         texts = views.texts
         keys_K = torch.cat([gather_rows(texts[view]) for view in columns])
         same_BK = (keys_K == texts[0][:, None]) | (keys_K == texts[1][:, None])
-        others_BK = same_BK.scatter(1, positives_B[:, None], False)
-        return others_BK, others_BK.any(1).sum().float()
+        return same_BK.scatter(1, positives_B[:, None], False)
 
     def export(self, path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase) -> Path:
         """Write the plain encoder with its pooling metadata to a folder. See ``export_encoder``.

@@ -188,8 +188,9 @@ def rank_vectors(similarities_BR: Tensor) -> Tensor:
     """Return the ranks of each row's values, centred and of length 1, (B, R): products are Spearman's correlations.
 
     Equal values are ranked in their order."""
-    ranks_BR = similarities_BR.argsort(dim=-1, stable=True).argsort(dim=-1).float()
-    return normalize(ranks_BR - (similarities_BR.shape[1] - 1) / 2, dim=-1)
+    order_BR, R = similarities_BR.argsort(dim=-1, stable=True), similarities_BR.shape[1]
+    places_R = torch.arange(R, device=order_BR.device, dtype=torch.float32) - (R - 1) / 2
+    return normalize(torch.zeros_like(similarities_BR).scatter(-1, order_BR, places_R.expand_as(order_BR)), dim=-1)
 
 
 def mean_squared(S_BK: Tensor, T_BK: Tensor, low: float, high: float) -> Tensor:

@@ -37,13 +37,13 @@ def flat_place_of(mask_NL: Tensor, offset: int | Tensor) -> Tensor:
     return torch.arange(0, N * L, L, device=mask_NL.device) + place_of(mask_NL, offset)
 
 
-def at_offset(states_NLH: Tensor, mask_NL: Tensor, offset: int) -> Tensor:
+def at_offset(states_NLH: Tensor, mask_NL: Tensor, offset: int | Tensor) -> Tensor:
     """Return the states at ``place_of``, (N, H)."""
     rows_N = torch.arange(mask_NL.shape[0], device=mask_NL.device)  # len() would make N a constant in exported graphs
     return states_NLH[rows_N, place_of(mask_NL, offset)]
 
 
-def single_offset(pooling: str, mask_offset: int | None = None) -> int | None:
+def single_offset(pooling: str, mask_offset: int | Tensor | None = None) -> int | Tensor | None:
     """Return the offset (see ``place_of``) of the one state that ``cls``, ``last`` or ``mask`` reads, else None.
 
     Raises:
@@ -54,7 +54,9 @@ def single_offset(pooling: str, mask_offset: int | None = None) -> int | None:
     return {"cls": 0, "last": -1, "mask": mask_offset}.get(pooling)
 
 
-def pool(pooling: str, hidden_states: Sequence[Tensor], mask_NL: Tensor, mask_offset: int | None = None) -> Tensor:
+def pool(
+    pooling: str, hidden_states: Sequence[Tensor], mask_NL: Tensor, mask_offset: int | Tensor | None = None
+) -> Tensor:
     """Pool the states of N sentences.
 
     Arguments:
@@ -65,7 +67,7 @@ def pool(pooling: str, hidden_states: Sequence[Tensor], mask_NL: Tensor, mask_of
             ``last``, ``mean`` and ``mask``.
         mask_NL: 1 for real tokens.
         mask_offset: for ``mask``, the position of the template's own mask token (see
-            ``CSEConfig.prompt_mask_offset``).
+            ``CSEConfig.prompt_mask_offset``), one for all rows or (N,).
 
     Returns:
         (N, H)
