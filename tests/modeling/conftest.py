@@ -329,3 +329,16 @@ def naive() -> SimpleNamespace:
         pool=_pool,
         conditioned=_conditioned,
     )
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[Tensor]:
+    """Every result of ``torch.rand``, in order."""
+    found, draw = [], torch.rand
+
+    def rand(*size, **options):
+        found.append(draw(*size, **options))
+        return found[-1]
+
+    monkeypatch.setattr(torch, "rand", rand)
+    return found

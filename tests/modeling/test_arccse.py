@@ -9,18 +9,9 @@ from torch import Tensor
 
 from csekit.modeling import CSEModel, Encode
 from csekit.modeling.losses import with_angular_margin
+from tests.modeling.gradients import same_gradients
 
 MARGIN = math.pi / 18
-
-
-def same_gradients(model, twin, found: Tensor, expected: Tensor) -> None:
-    found.backward()
-    expected.backward()
-    theirs = dict(twin.named_parameters())
-    pairs = [(p.grad, theirs[n].grad) for n, p in model.named_parameters() if p.grad is not None]
-    assert max(ours.abs().max() for ours, _ in pairs) > 1e-3
-    for ours, other in pairs:
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
 
 
 def arc_con(queries: Tensor, keys: Tensor, m: float, tau: float, naive) -> Tensor:

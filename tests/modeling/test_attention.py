@@ -9,6 +9,7 @@ from torch import Tensor
 
 from csekit.modeling import CSEModel, fast_packing
 from csekit.modeling.objective_attention import AttentionInformation
+from tests.modeling.gradients import same_gradients
 
 LAYERS = {"attention_first_layer": 0, "attention_last_layer": 1}
 
@@ -53,18 +54,6 @@ def naive_term(attentions: dict[int, Tensor], groups: int, samples: int, draws: 
     return -(share**2 + 1e-6) * sum(found) / len(found)
 
 
-@pytest.fixture
-def drawn(monkeypatch) -> list[Tensor]:
-    found, draw = [], torch.rand
-
-    def rand(*size, **options):
-        found.append(draw(*size, **options))
-        return found[-1]
-
-    monkeypatch.setattr("csekit.modeling.objective_attention.torch.rand", rand)
-    return found
-
-
 @pytest.mark.parametrize("samples", [0, 7, 25, 5000])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_term_against_the_formula(checkpoint, make_batch, drawn, groups, samples):
@@ -79,13 +68,7 @@ def test_the_term_against_the_formula(checkpoint, make_batch, drawn, groups, sam
     attentions = twin.encode_views(batch["input_ids"], batch["attention_mask"]).attentions
     expected = 70 * naive_term(attentions, groups, samples, draws)
     torch.testing.assert_close(output.loss.double(), expected, rtol=1e-4, atol=1e-6)
-    output.loss.backward()
-    expected.backward()
-    theirs = dict(twin.named_parameters())
-    pairs = [(p.grad, theirs[n].grad) for n, p in model.named_parameters() if p.grad is not None]
-    assert max(ours.abs().max() for ours, _ in pairs) > 1e-3
-    for ours, other in pairs:
-        torch.testing.assert_close(ours, other if other is not None else torch.zeros_like(ours), rtol=1e-3, atol=1e-5)
+    same_gradients(model, twin, output.loss, expected, rtol=1e-3, unread=True)
 
 
 def test_the_views_attention_is_the_encoder_s_in_every_family(checkpoint, batch_of, family):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from csekit.modeling import CSEModel
 from csekit.modeling.objective_rank import shuffled_in_groups
+from tests.modeling.gradients import same_gradients
 
 
 def softmax(values: list[Tensor]) -> list[Tensor]:
@@ -38,18 +39,6 @@ def naive_loss(z: Tensor, T: list[list[Tensor]], draws: list[list[float]], p: fl
     return sum(rows) / B
 
 
-@pytest.fixture
-def drawn(monkeypatch) -> list[Tensor]:
-    found, draw = [], torch.rand
-
-    def rand(*size, **options):
-        found.append(draw(*size, **options))
-        return found[-1]
-
-    monkeypatch.setattr("csekit.modeling.objective_rank.torch.rand", rand)
-    return found
-
-
 @pytest.mark.parametrize(("p", "tau"), [(0.1, 1.0), (0.4, 0.2)])
 @pytest.mark.parametrize("teachers", [1, 3])
 def test_the_loss_against_the_formula(checkpoint, batch_of, drawn, teachers, p, tau):
@@ -67,13 +56,7 @@ def test_the_loss_against_the_formula(checkpoint, batch_of, drawn, teachers, p, 
     z = twin.encode_views(batch["input_ids"], batch["attention_mask"]).z
     expected = 0.7 * naive_loss(z[0], T, drawn[0].tolist(), p, tau)
     torch.testing.assert_close(output.loss.double(), expected, rtol=1e-4, atol=1e-6)
-    output.loss.backward()
-    expected.backward()
-    theirs = dict(twin.named_parameters())
-    pairs = [(q.grad, theirs[n].grad) for n, q in model.named_parameters() if q.grad is not None]
-    assert max(ours.abs().max() for ours, _ in pairs) > 1e-3
-    for ours, other in pairs:
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
+    same_gradients(model, twin, output.loss, expected)
 
 
 def test_a_small_p_leaves_every_value_in_its_place_and_values_stay_in_their_groups():

@@ -8,18 +8,9 @@ from torch import Tensor
 
 from csekit.modeling import CSEModel
 from csekit.modeling.losses import group_contrast, group_divergence, group_logits
+from tests.modeling.gradients import same_gradients
 
 KINDS = "dropout+shuffle+reverse"
-
-
-def same_gradients(model, twin, found: Tensor, expected: Tensor) -> None:
-    found.backward()
-    expected.backward()
-    theirs = dict(twin.named_parameters())
-    pairs = [(p.grad, theirs[n].grad) for n, p in model.named_parameters() if p.grad is not None]
-    assert max(ours.abs().max() for ours, _ in pairs) > 1e-3
-    for ours, other in pairs:
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
 
 
 def vectors(model, batch, network=None) -> tuple[list[Tensor], list[list[Tensor]]]:

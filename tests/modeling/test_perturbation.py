@@ -9,6 +9,7 @@ from torch import Tensor
 
 from csekit.modeling import CSEModel
 from csekit.modeling.perturbation import parse_changes
+from tests.modeling.gradients import same_gradients
 
 FIELDS = {"perturb_first": "feature_cutoff:0.3+shuffle", "perturb_second": "token_cutoff:0.4+dropout:0.2"}
 
@@ -58,13 +59,7 @@ def test_the_contrast_of_perturbed_views_against_the_formula(checkpoint, batch_o
     torch.testing.assert_close(output.loss.double(), expected, rtol=1e-5, atol=1e-6)
     plain = {name: value for name, value in batch.items() if not name.startswith("perturbations")}
     assert (model(**plain).loss - output.loss).abs() > 1e-3
-    output.loss.backward()
-    expected.backward()
-    theirs = dict(twin.named_parameters())
-    pairs = [(p.grad, theirs[n].grad) for n, p in model.named_parameters() if p.grad is not None]
-    assert max(ours.abs().max() for ours, _ in pairs) > 1e-3
-    for ours, other in pairs:
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
+    same_gradients(model, twin, output.loss, expected)
 
 
 def test_every_family_and_pooling_packed_and_padded(checkpoint, batch_of, tokenizer_of, family):

@@ -11,6 +11,7 @@ from csekit.modeling.fast_packing import run_encoder
 from csekit.modeling.templates import blanked
 from csekit.modeling.tokenization import sentence_frame
 from csekit.trainers.batches.collator import CSECollator
+from tests.modeling.gradients import same_gradients
 
 FIRST, SECOND = 'w50 w51 " {sentence} " means {mask} .', 'w60 " {sentence} means {mask} w61 w62'
 FIELDS = {"pooling": "mask", "prompt_template": FIRST, "second_prompt_template": SECOND, "subtract_template": True}
@@ -72,13 +73,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_released_code(checkpoint, to
     output = model(**batch_of_texts(model, tokenizer_of("bert")))
     expected = released(twin, tokenizer_of("bert"), TEXTS, naive)
     torch.testing.assert_close(output.loss.double(), expected, rtol=1e-5, atol=1e-6)
-    output.loss.backward()
-    expected.backward()
-    theirs = dict(twin.named_parameters())
-    pairs = [(p.grad, theirs[name].grad) for name, p in model.named_parameters() if p.grad is not None]
-    assert max(ours.abs().max() for ours, _ in pairs) > 1e-3
-    for ours, other in pairs:
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
+    same_gradients(model, twin, output.loss, expected)
 
 
 def test_a_template_alone_has_the_same_vector_packed_and_padded(checkpoint, tokenizer_of, family):

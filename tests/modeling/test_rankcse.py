@@ -10,6 +10,7 @@ from torch import Tensor
 from csekit.modeling import CSEModel, Encode
 from csekit.modeling.objective_consistency import jensen_shannon
 from csekit.modeling.objective_rank import list_mle, list_net
+from tests.modeling.gradients import same_gradients
 
 
 def cos(x: Tensor, y: Tensor) -> Tensor:
@@ -62,17 +63,6 @@ def teacher_batch(batch_of, model, number: int) -> dict:
         generator = torch.Generator().manual_seed(place)
         batch[f"teacher_{place}"] = torch.randn(len(batch["input_ids"]), 6 + place, generator=generator).double()
     return batch
-
-
-def same_gradients(model, twin, found: Tensor, expected: Tensor) -> None:
-    for each, loss in ((model, found), (twin, expected)):
-        each.zero_grad()
-        loss.backward()
-    theirs = dict(twin.named_parameters())
-    pairs = [(p.grad, theirs[n].grad) for n, p in model.named_parameters() if p.grad is not None]
-    assert max(ours.abs().max() for ours, _ in pairs) > 1e-3
-    for ours, other in pairs:
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
 
 
 def test_consistency_against_the_formula(checkpoint, batch_of):

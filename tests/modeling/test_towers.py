@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from csekit.modeling import CSEModel
+from tests.modeling.gradients import same_gradients
 
 
 def build(folder, disturb=None, **fields) -> CSEModel:
@@ -34,16 +35,6 @@ def naive(model: CSEModel, batch: dict[str, Tensor], negatives: int) -> Tensor:
             same = ids[i][masks[i].bool()].tolist() == ids[j][masks[j].bool()].tolist()
             terms.append(-(probability if same else 1 - probability).log())
     return sum(terms) / len(terms)
-
-
-def same_gradients(model, twin, found: Tensor, expected: Tensor) -> None:
-    found.backward()
-    expected.backward()
-    theirs = dict(twin.named_parameters())
-    pairs = [(p.grad, theirs[n].grad) for n, p in model.named_parameters() if p.grad is not None]
-    assert max(ours.abs().max() for ours, _ in pairs) > 1e-3
-    for ours, other in pairs:
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("given", "negatives"), [(2, 2), (7, 4), (0, 4)])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from csekit.modeling import CSEModel
 from csekit.modeling.whitening import group_whitened
+from tests.modeling.gradients import same_gradients
 
 
 def naive_whitened(h: Tensor, groups: int, order: list[int]) -> Tensor:
@@ -59,13 +60,7 @@ def test_the_contrast_of_whitened_states_against_the_formula(checkpoint, batch_o
     ]
     expected = sum(naive.info_nce(z[0], keys, 0.2) for keys in z[1:])
     torch.testing.assert_close(output.loss.double(), expected, rtol=1e-5, atol=1e-6)
-    output.loss.backward()
-    expected.backward()
-    theirs = dict(twin.named_parameters())
-    pairs = [(p.grad, theirs[n].grad) for n, p in model.named_parameters() if p.grad is not None]
-    assert max(ours.abs().max() for ours, _ in pairs) > 1e-3
-    for ours, other in pairs:
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
+    same_gradients(model, twin, output.loss, expected)
 
 
 @pytest.mark.parametrize("groups", [1, 4, 16])
