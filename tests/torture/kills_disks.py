@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from csekit.encoding.provenance import checksum
+from csekit.evaluation.results import write_results
 
 pytestmark = pytest.mark.torture
 
@@ -112,11 +114,23 @@ def commands(data: Path, output: Path) -> dict[str, list[str]]:
             "--format",
             "sentence-transformers",
         ],
+        "card": ["csekit", "card", run_record(data), "-o", f"{output}/card.md"],
+        "report": ["csekit", "report", run_record(data), "-o", f"{output}/page.html", "--no_progress"],
         "train": words(data, output / "run"),
     }
 
 
-@pytest.mark.parametrize("kind", ["encode npy", "encode parquet", "eval", "export"])
+def run_record(data: Path) -> str:
+    """Write the results file of a run, as a card and a report read it, and return its path."""
+    path = data / "run.json"
+    if not path.exists():
+        run = {"method": "simcse", "backbone": "b", "seed": 1, "corpus": {"name": "c"}, "config": {"pooling": "cls"}}
+        run |= {"arguments": {}, "name": "n", "test": {"tasks": {"STS12": {"all": 5.0}}}}
+        write_results(path, run, {"STS12": (np.linspace(0, 1, 9), np.arange(9) % 4.0)})
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["encode npy", "encode parquet", "eval", "export", "card", "report"])
 def test_commands_on_a_full_disk_say_so_and_go_on(
     kind: str,
     data: Path,
@@ -144,7 +158,7 @@ def test_commands_on_a_full_disk_say_so_and_go_on(
     assert not broken, "\n\n".join(broken)
 
 
-@pytest.mark.parametrize("kind", ["encode npy", "encode parquet", "eval", "export", "train"])
+@pytest.mark.parametrize("kind", ["encode npy", "encode parquet", "eval", "export", "card", "report", "train"])
 def test_a_read_only_output_is_one_line(
     kind: str, data: Path, start: Callable[..., Any], disk: Callable[[str], Path], tally: Any
 ) -> None:
