@@ -52,13 +52,22 @@ class Runner:
         return not self.stopped and all(self.outcomes.values()) and None not in self.finals.values()
 
     def start_what_may(self) -> None:
-        for trial in self.known():
+        for trial in self.in_order():
             if self.stopped or not self.engine.has_room():
                 return
             if trial.label in self.outcomes or trial.label in self.running:
                 continue
             if all(label in self.outcomes for label in trial.needs):
                 self.start(trial)
+
+    def in_order(self) -> list[Trial]:
+        """Return the trials whose arguments are known by now: the plan's order, first seeds before second ones."""
+
+        def place(trial: Trial) -> int:
+            seeds = self.records.plan.experiments[trial.experiment].seeds
+            return seeds.index(int(str(trial.arguments["seed"]))) if trial.kind == "final" else 0
+
+        return sorted(self.known(), key=place)
 
     def known(self) -> Iterator[Trial]:
         """Yield the trials whose arguments are known by now, in the plan's order."""

@@ -22,6 +22,9 @@ PAPER_TRACES = ("papers-msse",)
 DIFFERENCES = "equal-terms"
 FEW_SHOT = "few-shot"
 
+#: The plan with a row for every method.
+FIELD = "field"
+
 #: The plans on equal terms, which share their baseline.
 EQUAL_TERMS = ("equal-terms", "infocse-diffcse", "msse")
 
@@ -42,6 +45,7 @@ def pictures(results_dir: Path) -> dict[str, "Callable[[Path], Figure]"]:
     """Return each picture's name and the function that draws it. Every plan with ablation tables has a picture."""
     known: dict[str, Callable[[Path], Figure]] = {
         "scores": scores,
+        "field-scores": lambda folder: scores(folder, (FIELD,)),
         **GEOMETRY_PICTURES,
         "training-traces": training_traces,
         **{f"{plan}-traces": lambda folder, plan=plan: training_traces(folder, plan) for plan in PAPER_TRACES},  # type: ignore[misc]
@@ -91,10 +95,10 @@ def task_differences(results_dir: Path, plan: str = DIFFERENCES) -> "Figure":
     return figures.task_differences(differences, summary["experiments"][base]["title"])
 
 
-def scores(results_dir: Path) -> "Figure":
-    """Return Avg of the seven STS sets, seed by seed, for every method that was measured on equal terms."""
+def scores(results_dir: Path, plans: Sequence[str] = EQUAL_TERMS) -> "Figure":
+    """Return Avg of the seven STS sets, seed by seed, for every method that was measured in ``plans``."""
     found: dict[str, list[float]] = {}
-    for plan in EQUAL_TERMS:
+    for plan in plans:
         if (results_dir / plan / "summary.json").is_file():
             summary = _summary(results_dir, plan)
             for name, experiment in summary["experiments"].items():
@@ -105,7 +109,7 @@ def scores(results_dir: Path) -> "Figure":
                 if seeds:
                     found.setdefault(experiment["title"], seeds)
     if not found:
-        raise NoResults(f"{results_dir}: none of {', '.join(EQUAL_TERMS)} has test scores yet")
+        raise NoResults(f"{results_dir}: none of {', '.join(plans)} has test scores yet")
     return figures.score_dots(found, "Avg. of the seven STS sets, Spearman × 100")
 
 

@@ -1,4 +1,4 @@
-"""Tables of the README: csekit beside sentence-transformers' SimCSE recipe, the methods, and their averages.
+"""Tables of the README: csekit beside sentence-transformers' SimCSE recipe, the methods, and what they scored.
 
 The words stand in this file; every number comes from a results file.
 """
@@ -16,6 +16,7 @@ _STEPS = "peers/mini-wiki-cpu.json"
 _ENCODING = "benchmarks/encode-mini-wiki-cpu.json"
 _COSTS = "costs/mini-wiki-cpu-bf16.json"
 _PRESETS = "examples/configs"
+_FIELD, _FIELD_COSTS = "field", "costs/field-minilm-wiki-cpu-bf16.json"
 _SPACE = "\N{NO-BREAK SPACE}"  # keeps a number and its sign on one line
 
 #: Row of the costs file, then method, paper, what it adds, class and preset.
@@ -183,6 +184,40 @@ def averages_table(results_dir: Path) -> Table:
     return caption, ["", "Avg", "margin", "over", "p", "seeds"], body
 
 
+def field_table(results_dir: Path) -> Table:
+    """Return caption, head and rows: Avg of every row of the plan ``field``, the best first, its margin over SimCSE
+    beside the paper's, and the time of a step relative to SimCSE's where it was measured.
+
+    Raises:
+        ValueError: the plan's baseline has no scores.
+    """
+    summary = json.loads((results_dir / _FIELD / "summary.json").read_text(encoding="utf-8"))
+    experiments = {name: row for name, row in summary["experiments"].items() if row.get("test")}
+    base = _row(experiments, summary["baseline"], _FIELD)
+    margins, costs_file = summary["margins"], results_dir / _FIELD_COSTS
+    costs = {row["name"]: row for row in read_results(costs_file)["methods"]} if costs_file.is_file() else {}
+    body = []
+    for name, row in sorted(experiments.items(), key=lambda item: -item[1]["test"]["Avg"]["mean"]):
+        margin = margins["rows"].get(name, {}).get(summary["baseline"])
+        paper = (margins.get("paper") or {}).get(name)
+        cells = [row["title"], _spread(row["test"]["Avg"])]
+        cells += [_spread(margin, "+"), _p_value(summary, name, summary["baseline"])] if margin else ["", ""]
+        cells.append("" if paper is None else f"{paper:+.2f}")
+        cells += [f"{costs[name]['time_ratio']:.1f}{_SPACE}×" if name in costs else ""] if costs else []
+        body.append(cells)
+    trained = [row for row in experiments.values() if row["kind"] == "selected"]
+    backbone = " and ".join(sorted({name for row in trained for name in row["backbone"]}))
+    seeds = sorted({seed for row in trained for seed in row["finished_seeds"]})
+    caption = (
+        f"Avg of the seven STS test sets, Spearman × 100; backbone {backbone}, stand-in Wikipedia corpus; "
+        f"{'mean ± standard deviation over the seeds' if len(seeds) > 1 else 'one seed:'} {', '.join(map(str, seeds))}; "
+        f"checkpoint chosen on STS-B dev, the test sets scored once. Margin: over {base['title']} with the same seed; p: "
+        f"one-sided paired bootstrap over the test pairs. Paper: {margins['source']}."
+    )
+    caption += " Step: its time relative to SimCSE's, on CPU in bf16." if costs else ""
+    return caption, ["", "Avg", "margin", "p", "paper", *(["step"] if costs else [])], body
+
+
 def _p_value(summary: Mapping[str, Any], name: str, base: str) -> str:
     """Return a margin's p-value: from the plan's margins, or from the row if the base is the plan's baseline."""
     margins = (summary.get("margins") or {}).get("rows", {})
@@ -192,8 +227,8 @@ def _p_value(summary: Mapping[str, Any], name: str, base: str) -> str:
     return "" if found is None else f"<{_SPACE}0.001" if found < 0.001 else f"{found:.3f}"
 
 
-def _spread(value: Mapping[str, Any]) -> str:
-    return f"{value['mean']:.2f}" + (f"{_SPACE}±{_SPACE}{value['std']:.2f}" if value.get("std") is not None else "")
+def _spread(value: Mapping[str, Any], sign: str = "") -> str:
+    return f"{value['mean']:{sign}.2f}" + (f"{_SPACE}±{_SPACE}{value['std']:.2f}" if value.get("std") is not None else "")
 
 
 def _row(rows: Mapping[str, Any], name: str, where: str) -> Any:
@@ -207,4 +242,5 @@ FRONTDOOR_TABLES: dict[str, tuple[Callable[[Path], Table], bool]] = {
     "frontdoor/beside": (beside_table, True),
     "frontdoor/methods": (methods_table, True),
     "frontdoor/averages": (averages_table, False),
+    "frontdoor/field": (field_table, False),
 }

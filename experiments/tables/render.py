@@ -14,7 +14,7 @@ a benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``c
 ``experiments.tables.students``; a ``costs`` table includes the backbone's ``parameters`` if measured; ``speed``: see
 ``experiments.tables.retrieval``),
 ``quickstart/STEP`` and ``quickstart/times`` (see ``experiments.quickstart``),
-``frontdoor/beside``, ``frontdoor/methods`` and ``frontdoor/averages`` for the README (see
+``frontdoor/beside``, ``frontdoor/methods``, ``frontdoor/field`` and ``frontdoor/averages`` for the front pages (see
 ``experiments.tables.frontdoor``), ``audit/gradients`` (see ``experiments.tables.audit``), ``evaluation/retrieval``,
 ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, ``domains/NAME`` (see
 ``experiments.run_domain``), or ``evaluation/TABLE`` for those

@@ -112,3 +112,35 @@ def test_averages_compare_with_the_same_start(tmp_path: Path) -> None:
     )
     with pytest.raises(TableError, match="msse must have a row 'msse-delete'"):
         update(page("averages"), tmp_path)
+
+
+def test_the_field_has_its_best_row_first_and_the_cost_of_each_step(tmp_path: Path) -> None:
+    trained = {"kind": "selected", "backbone": ["mini"]}
+    experiments = {
+        "simcse": experiment("SimCSE", 60.0, **trained),
+        "tfidf": experiment("TF-IDF", 62.0, kind="command", finished_seeds=[None]),
+        "dclr": experiment("DCLR", 61.0, p_value=0.25, **trained),
+        "pcl": {"title": "PCL", "kind": "selected", "finished_seeds": []},  # not run yet
+    }
+    spread = {"mean": 1.0, "std": 0.25, "n": 3, "p_value": 0.125}
+    margins = {"rows": {"dclr": {"simcse": spread}}, "paper": {"dclr": 0.97, "pcl": 2.17}, "source": "its Table 1"}
+    summary = {"baseline": "simcse", "experiments": experiments, "margins": margins}
+    (tmp_path / "field").mkdir()
+    (tmp_path / "field" / "summary.json").write_text(json.dumps(summary))
+    text = update(page("field"), tmp_path)
+    assert rows(text)[0] == ["", "Avg", "margin", "p", "paper"]
+    assert rows(text)[2:] == [
+        ["TF-IDF", "62.00 ± 0.50", "", "", ""],
+        ["DCLR", "61.00 ± 0.50", "+1.00 ± 0.25", "0.125", "+0.97"],
+        ["SimCSE", "60.00 ± 0.50", "", "", ""],
+    ]
+    assert "backbone mini, stand-in Wikipedia corpus" in text
+    assert "its Table 1" in text
+    costs = [step("simcse", 1.0), step("dclr", 1.5, 1.52), step("pcl", 9.0, 9.0)]
+    write_results(tmp_path / "costs/field-minilm-wiki-cpu-bf16.json", {"methods": costs})
+    text = update(page("field"), tmp_path)
+    assert [row[-1] for row in rows(text)] == ["step", "---:", "", "1.5 ×", "1.0 ×"]
+    del summary["experiments"]["simcse"]
+    (tmp_path / "field" / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(TableError, match="field must have a row 'simcse'"):
+        update(page("field"), tmp_path)

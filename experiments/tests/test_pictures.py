@@ -89,7 +89,7 @@ def test_pictures_come_from_results_files(results: Path, tmp_path: Path, monkeyp
     names = {"scores", "cosine-by-rating", "alignment-uniformity", "tsne-clusters", "tsne-labels", "task-differences"}
     assert {path.stem for path in written} == names | {"equal-terms"}
     traces = {"training-traces", "papers-msse-traces"}
-    assert missing.keys() == traces | {"few-shot", "labelled-clusters", "labelled-labels"}
+    assert missing.keys() == traces | {"few-shot", "field-scores", "labelled-clusters", "labelled-labels"}
     assert "run experiments/run_seeds.py" in missing["few-shot"]
     assert "run csekit geometry --labelled FILE first" in missing["labelled-labels"]
     assert all(path.stat().st_size < 300_000 for path in written)
@@ -129,6 +129,10 @@ def test_scores_are_a_row_a_method_and_a_dot_a_seed(results: Path) -> None:
     (results / "equal-terms" / "summary.json").write_text(json.dumps(summary))
     axis = pictures.scores(results).axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["Untrained", "Base", "Other"]
+    (results / "equal-terms").rename(results / "field")
+    axis = pictures.pictures(results)["field-scores"](results).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["Untrained", "Base", "Other"]
+    (results / "field").rename(results / "equal-terms")
     summary["experiments"]["other"]["measured_in"] = "elsewhere"
     (results / "equal-terms" / "summary.json").write_text(json.dumps(summary))
     (results / "elsewhere").mkdir()

@@ -40,6 +40,14 @@ def test_a_run_starts_from_the_folder_of_an_earlier_one(staged: Any) -> None:
     assert staged.run() == 0 and staged.calls() == calls
 
 
+def test_every_row_has_a_run_before_any_has_two(bench: Any) -> None:
+    bench.plan["experiments"] = {"one": {}, "two": {}}
+    bench.plan |= {"grid": {}, "seeds": [43, 42], "arguments": bench.plan["arguments"] | {"learning_rate": 1e-4}}
+    assert bench.run() == 0
+    started = [call.partition(" ")[0] for call in bench.calls() if call.endswith(" start")]
+    assert started == ["one/seed=43", "two/seed=43", "one/seed=42", "two/seed=42"]
+
+
 def test_what_waits_for_a_failed_run_is_not_started(
     staged: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
