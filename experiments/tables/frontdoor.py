@@ -210,9 +210,10 @@ def field_table(results_dir: Path) -> Table:
     seeds = sorted({seed for row in trained for seed in row["finished_seeds"]})
     caption = (
         f"Avg of the seven STS test sets, Spearman × 100; backbone {backbone}, stand-in Wikipedia corpus; "
-        f"{'mean ± standard deviation over the seeds' if len(seeds) > 1 else 'one seed:'} {', '.join(map(str, seeds))}; "
-        f"checkpoint chosen on STS-B dev, the test sets scored once. Margin: over {base['title']} with the same seed; p: "
-        f"one-sided paired bootstrap over the test pairs. Paper: {margins['source']}."
+        f"{'mean ± standard deviation over the seeds' if len(seeds) > 1 else 'one seed,'} "
+        f"{', '.join(map(str, seeds))}; checkpoint chosen on STS-B dev, the test sets scored once. Margin: over "
+        f"{base['title']} with the same seed; p: one-sided paired bootstrap over the test pairs. Paper: "
+        f"{margins['source']}."
     )
     caption += " Step: its time relative to SimCSE's, on CPU in bf16." if costs else ""
     return caption, ["", "Avg", "margin", "p", "paper", *(["step"] if costs else [])], body
@@ -228,7 +229,9 @@ def _p_value(summary: Mapping[str, Any], name: str, base: str) -> str:
 
 
 def _spread(value: Mapping[str, Any], sign: str = "") -> str:
-    return f"{value['mean']:{sign}.2f}" + (f"{_SPACE}±{_SPACE}{value['std']:.2f}" if value.get("std") is not None else "")
+    return f"{value['mean']:{sign}.2f}" + (
+        f"{_SPACE}±{_SPACE}{value['std']:.2f}" if value.get("std") is not None else ""
+    )
 
 
 def _row(rows: Mapping[str, Any], name: str, where: str) -> Any:

@@ -129,10 +129,6 @@ def test_scores_are_a_row_a_method_and_a_dot_a_seed(results: Path) -> None:
     (results / "equal-terms" / "summary.json").write_text(json.dumps(summary))
     axis = pictures.scores(results).axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["Untrained", "Base", "Other"]
-    (results / "equal-terms").rename(results / "field")
-    axis = pictures.pictures(results)["field-scores"](results).axes[0]
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["Untrained", "Base", "Other"]
-    (results / "field").rename(results / "equal-terms")
     summary["experiments"]["other"]["measured_in"] = "elsewhere"
     (results / "equal-terms" / "summary.json").write_text(json.dumps(summary))
     (results / "elsewhere").mkdir()
@@ -140,6 +136,14 @@ def test_scores_are_a_row_a_method_and_a_dot_a_seed(results: Path) -> None:
     axis = pictures.scores(results).axes[0]
     assert [list(line.get_xdata()) for line in axis.lines if line.get_marker() == "o"][-1] == [53.0, 54.0, 55.0]
     pictures.task_differences(results, "equal-terms")  # raises where Other has no seed in common with the baseline
+
+
+def test_the_field_has_a_picture_of_its_own(results: Path) -> None:
+    (results / "equal-terms").rename(results / "field")
+    path = results / "field" / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "plan": "field"}))
+    axis = pictures.pictures(results)["field-scores"](results).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["Base", "Other"]
 
 
 def test_traces_come_from_the_evaluations_of_a_run(results: Path) -> None:
