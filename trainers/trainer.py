@@ -284,11 +284,17 @@ class CSETrainer(HubTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def dev_scores(self) -> dict[str, float]:
-        """Compute the scores of :meth:`evaluate` in this process, by name without prefix."""
+    def dev_scores(self, precision: str | None = None) -> dict[str, float]:
+        """Compute the scores of :meth:`evaluate` in this process, by name without prefix.
+
+        Arguments:
+            precision: of the dev set's embeddings, ``fp32`` or ``bf16``; None: that of :meth:`evaluate`, bf16 with
+                ``bf16_full_eval``.
+        """
         scores: dict[str, float] = {}
         if self.dev is not None:
-            self.embedded_dev = EmbeddedPairs(self._embed_dev, [self.dev])
+            given = precision or ("bf16" if self.args.bf16_full_eval else "fp32")
+            self.embedded_dev = EmbeddedPairs(lambda texts: self._embed(texts, given), [self.dev])
             scores[f"{self.dev.name}_spearman"] = score_pairs(self.embedded_dev, self.dev)["spearman"]
         if self.transfer:
             tasks = evaluate_transfer(self.embed, self.transfer, mode="dev").tasks
@@ -306,9 +312,6 @@ class CSETrainer(HubTrainer):
         The precision is that of the weights, whatever that of training: the exported encoder gives the same scores.
         """
         return self._embed(texts, "fp32")
-
-    def _embed_dev(self, texts: list[str]) -> Any:
-        return self._embed(texts, "bf16" if self.args.bf16_full_eval else "fp32")
 
     def _embed(self, texts: list[str], precision: str) -> Any:
         template = self.model.config.prompt_template

@@ -241,14 +241,27 @@ def test_the_scores_of_a_bf16_run_are_those_of_its_encoder_in_fp32(small_run: Sm
     embeddings = trainer.embed(texts)
     assert sum(shape.numel() for shape in seen) == len(texts)  # the last layer computes [CLS] alone
     assert trainer.model.returns_states
-    trainer.args.bf16_full_eval = True
-    assert np.array_equal(trainer.embed(texts), embeddings)  # that is for the dev set
-    half = trainer._embed_dev(texts)
-    assert 0 < np.abs(half - embeddings).max() < 0.1
+    assert trainer.args.bf16_full_eval  # that is for the dev set
     batch = trainer.tokenizer(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
         states = trainer.model.eval().backbone(batch["input_ids"], batch["attention_mask"]).last_hidden_state[:, 0]
     np.testing.assert_allclose(embeddings, states.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "during"),
+    [({"bf16": True}, "bf16"), ({"bf16": True, "bf16_full_eval": False}, "fp32"), ({}, "fp32")],
+)
+def test_the_dev_set_is_embedded_as_training_computes(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], during: str
+) -> None:
+    """Evaluations of a bf16 run are in bf16 unless an argument says otherwise; the final score is of float32."""
+    trainer = small_run(tmp_path / "run", dev=True, label_free_samples=0, **options)
+    embed, seen = trainer._embed, []
+    monkeypatch.setattr(trainer, "_embed", lambda texts, precision: seen.append(precision) or embed(texts, precision))
+    trainer.evaluate()
+    trainer.dev_scores("fp32")
+    assert seen == [during, "fp32"]
 
 
 # What is refused before the first step

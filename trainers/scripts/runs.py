@@ -290,8 +290,8 @@ def next_commands(folder: Path, run: RunArguments) -> str:
 
 
 def score_run(trainer: CSETrainer, tests: Sequence[STSTask]) -> tuple[dict[str, float], STSScores | None]:
-    """Return dev scores and test scores of the current weights."""
-    return trainer.dev_scores(), evaluate_sts(trainer.embed, tests, progress=True) if tests else None
+    """Return dev scores and test scores of the current weights in float32, whatever the precision of training."""
+    return trainer.dev_scores("fp32"), evaluate_sts(trainer.embed, tests, progress=True) if tests else None
 
 
 def run_results(
