@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from csekit.evaluation.correlation import spearman
+from csekit.evaluation.results import read_results
 
 #: Criterion to the sign with which "greater is better".
 CRITERIA = {"alignment": -1.0, "uniformity": -1.0, "effective_rank": 1.0}
@@ -72,3 +73,27 @@ def selection_table(results_dir: str | Path) -> str:
         lines.append(f"| `{name}` | {cell(row['within'])} | {cell(row['across'])} | {cell(row['regret'])} |")
     lines.append(f"| the last checkpoint | | | {cell(found['last_regret'])} |")
     return "\n".join(lines)
+
+
+def dev_precision_table(results_dir: str | Path) -> tuple[str, list[str], list[list[str]]]:
+    """Return caption, head and rows: what the dev score in float32 and in bf16 chooses, for each file of
+    ``experiments.dev_precision``.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    body = []
+    for path in sorted((Path(results_dir) / "dev-precision").glob("*.json")):
+        content = read_results(path)
+        run, rows = content["run"], content["checkpoints"]
+        chosen = {side: max(rows, key=lambda row, side=side: row[side]) for side in ("fp32", "bf16")}  # type: ignore[misc]
+        apart = max(abs(row["fp32"] - row["bf16"]) for row in rows)
+        cells = [f"{chosen[side]['step']} ({chosen[side]['fp32']:.2f})" for side in ("fp32", "bf16")]
+        body.append([f"{run['backbone']}, {run['max_steps']} steps", str(len(rows)), *cells, f"{apart:.3f}"])
+    if not body:
+        raise ValueError(f"{results_dir}: no results of experiments.dev_precision")
+    caption = (
+        "SimCSE in bf16: the step whose STS-B dev is best, and its score in float32 (Spearman × 100). Largest "
+        "difference: of a checkpoint's two scores."
+    )
+    return caption, ["", "checkpoints", "by float32", "by bf16", "largest difference"], body

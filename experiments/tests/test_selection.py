@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from csekit.evaluation.results import write_results
+from experiments.tables.render import TableError, update
 from experiments.tables.selection import agreement, selection_table
 
 
@@ -33,3 +35,17 @@ def test_agreement_against_hand_computed_runs(tmp_path: Path) -> None:
 def test_no_runs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no run that logged"):
         selection_table(tmp_path)
+
+
+def test_each_precision_names_its_checkpoint_with_its_float32_score(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="no results of experiments"):
+        update("<!-- table:dev-precision -->\n<!-- end table -->\n", tmp_path)
+    rows = [
+        {"step": 10, "fp32": 70.0, "bf16": 70.5},
+        {"step": 20, "fp32": 71.0, "bf16": 70.75},
+        {"step": 30, "fp32": 70.9, "bf16": 71.125},
+    ]
+    content = {"run": {"backbone": "mini", "max_steps": 30}, "checkpoints": rows}
+    write_results(tmp_path / "dev-precision" / "mini.json", content)
+    text = update("<!-- table:dev-precision -->\n<!-- end table -->\n", tmp_path)
+    assert "| mini, 30 steps | 3 | 20 (71.00) | 30 (70.90) | 0.500 |" in text

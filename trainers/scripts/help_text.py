@@ -149,7 +149,7 @@ _SHORT = {
     "dataloader_num_workers": "Processes that prepare batches; 0: the training process itself.",
     "resume_from_checkpoint": "True continues the run in output_dir; or the folder of a checkpoint.",
     "per_device_eval_batch_size": "Texts that are encoded at once in an evaluation.",
-    "bf16_full_eval": "Embed the dev set in bfloat16 during training; unset: as bf16 says. Final scores are of float32.",
+    "bf16_full_eval": "Embed the dev set in bfloat16 during training; unset: as bf16. Final scores are of float32.",
     "disable_tqdm": "Print no progress bars; --no_progress is the same.",
     "report_to": "Trackers: tensorboard, trackio, wandb and others of Transformers; all; or none.",
     "run_name": "Name of the run in a tracker.",
