@@ -26,7 +26,7 @@ FEW_SHOT = "few-shot"
 FIELD = "field"
 
 #: The plans on equal terms, which share their baseline.
-EQUAL_TERMS = ("equal-terms", "infocse-diffcse", "msse")
+EQUAL_TERMS = ("equal-terms", "infocse-diffcse")
 
 
 def draw(

@@ -86,18 +86,11 @@ def test_averages_compare_with_the_same_start(tmp_path: Path) -> None:
             "diffcse": experiment("DiffCSE", 60.5),
             "joint": experiment("both", 62.5),
         },
-        "msse": {
-            "simcse": experiment("256", 63.0),
-            "msse-dropout": experiment("DP", 63.5),
-            "msse-delete": experiment("WD", 64.0),
-        },
-        "msse-prompt": {"simcse": experiment("256", 63.0), "msse-contrast": experiment("prompt", 63.25)},
     }
     for plan, experiments in plans.items():
         (tmp_path / plan).mkdir()
-        baseline = "simcse" if "simcse" in experiments else "simcse-tanh"
         margins = {"infocse": {"simcse-stage1": {"p_value": 0.9}, "simcse-tanh": {"p_value": 0.001}}}
-        content = {"baseline": baseline, "experiments": experiments, "margins": {"rows": margins}}
+        content = {"baseline": "simcse-tanh", "experiments": experiments, "margins": {"rows": margins}}
         (tmp_path / plan / "summary.json").write_text(json.dumps(content))
     body = {row[0]: row[1:] for row in rows(update(page("averages"), tmp_path))}
     assert body["untrained"] == ["55.00 ± 0.50", "", "", "", "1"]
@@ -105,12 +98,11 @@ def test_averages_compare_with_the_same_start(tmp_path: Path) -> None:
     assert body["InforMin-CL"] == ["61.00 ± 0.50", "+1.00", "tanh", "< 0.001", "3"]
     assert body["InfoCSE"] == ["61.50 ± 0.50", "-0.50", "stage 1", "0.900", "3"]  # not its p against tanh
     assert body["both"] == ["62.50 ± 0.50", "+0.50", "stage 1", "", "3"]
-    assert body["prompt"] == ["63.25 ± 0.50", "+0.25", "256", "", "3"]
-    del plans["msse"]["msse-delete"]
-    (tmp_path / "msse" / "summary.json").write_text(
-        json.dumps({"baseline": "simcse", "experiments": plans["msse"], "margins": None})
+    del plans["equal-terms"]["informin"]
+    (tmp_path / "equal-terms" / "summary.json").write_text(
+        json.dumps({"baseline": "simcse-tanh", "experiments": plans["equal-terms"], "margins": None})
     )
-    with pytest.raises(TableError, match="msse must have a row 'msse-delete'"):
+    with pytest.raises(TableError, match="equal-terms must have a row 'informin'"):
         update(page("averages"), tmp_path)
 
 
