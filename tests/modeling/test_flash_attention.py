@@ -13,6 +13,7 @@ import torch
 from transformers import modeling_flash_attention_utils as flash_utils
 
 from csekit.modeling import CSEModel, SimCSEConfig, SimCSEModel
+from csekit.modeling.fast_buckets import use_buckets
 from csekit.modeling.fast_packing import run_encoder
 
 FAMILIES = ["bert", "roberta", "modernbert"]
@@ -139,6 +140,24 @@ def test_float32_is_computed_by_sdpa(flash, checkpoint):
         half = model(ids, mask).sentence_embedding
     assert flash.calls
     torch.testing.assert_close(half.float(), theirs, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_blanks_are_a_row_of_their_own(name, flash, checkpoint, encoder_config):
+    model = SimCSEModel.from_backbone(checkpoint(name), dropout=0.0).double()
+    flash.choose(model)
+    ids, mask = ragged(encoder_config(name).pad_token_id)
+    found = []
+    for filled in (False, True):
+        if filled:
+            use_buckets(model.backbone, 16)
+        model.zero_grad()
+        states = run_encoder(model.backbone, mask, ids).last_hidden_state * mask[..., None]
+        states.square().sum().backward()
+        found.append((states.detach(), [p.grad for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(*found, rtol=1e-8, atol=1e-8)
+    starts = [0, *torch.tensor(LENGTHS).cumsum(0).tolist()]
+    assert flash.calls[0] == (starts, 12) and flash.calls[-1] == ([*starts, 32], 16)
 
 
 @pytest.mark.gpu
