@@ -161,8 +161,9 @@ def test_blanks_are_a_row_of_their_own(name, flash, checkpoint, encoder_config):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("bucket", [0, 64])
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
-def test_the_real_one(name, encoder_config):
+def test_the_real_one(name, bucket, encoder_config):
     """In bf16 as close to float32 as padded attention is in bf16."""
     config = encoder_config(name, 0.0, hidden_size=64)  # flash-attn wants heads of a multiple of 8
     exact = SimCSEModel(SimCSEConfig(encoder_config=config)).cuda().eval()
@@ -171,6 +172,8 @@ def test_the_real_one(name, encoder_config):
         model.backbone.set_attn_implementation("flash_attention_2")
     except (ImportError, OSError, ValueError) as error:
         pytest.skip(f"needs flash_attn or its kernel: {error}")
+    if bucket:
+        use_buckets(model.backbone, bucket)
     ids, mask = (tensor.cuda() for tensor in ragged(config.pad_token_id))
     expected = run_encoder(exact.backbone, mask, ids).last_hidden_state[mask == 1]
     with torch.autocast("cuda", torch.bfloat16):
