@@ -15,6 +15,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one thread a worker; more of them tha
 WORDS = """the a man woman dog cat plays sings runs red blue fast slow guitar ball house tree is was in on .""".split()  # noqa: SIM905
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked ``gpu`` where there is none."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder named by CSEKIT_DATA; tests that ask for it skip without it."""

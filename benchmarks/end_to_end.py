@@ -8,8 +8,9 @@ best checkpoint and write the encoder (`st_training.py` is the other side's scri
 csekit a second time in each round, with that environment variable. They take turns for `--rounds`
 rounds; ratios are medians within the rounds. Wall time goes from the start of the process to its end, so imports and
 reading count. CPU time is that of the process and its children. Memory is resident memory, sampled five times a
-second; its growth is the median of the last quarter of a run over that of the second. `python -m experiments.tables`
-makes a table of each file `benchmarks/runs-NAME.json`.
+second, and on a GPU the peak of torch's allocator (`peak_memory.py`). Growth is that of resident memory: the median of
+the last quarter of a run over that of the second. `python -m experiments.tables` makes a table of each file
+`benchmarks/runs-NAME.json`.
 """
 
 import argparse
@@ -51,12 +52,15 @@ def words(side: str, args: argparse.Namespace, output: Path) -> list[str]:
     return [sys.executable, str(Path(__file__).with_name("st_training.py")), *common, *own]
 
 
-def run(command: list[str], log: Path, threads: int, more: str = "") -> dict[str, Any]:
-    """Run a command and measure it; ``more``, NAME=VALUE, goes into its environment.
+def run(command: list[str], log: Path, threads: int, more: str = "", gpu: bool = False) -> dict[str, Any]:
+    """Run a command and measure it; ``more``, NAME=VALUE, goes into its environment. ``gpu``: memory is the GPU's.
 
     Raises:
         RuntimeError: it failed.
     """
+    peak = log.with_suffix(".peak")
+    if gpu:
+        command = [command[0], str(Path(__file__).with_name("peak_memory.py")), str(peak), *command[1:]]
     started = time.perf_counter()
     with log.open("w") as file:
         variables = {**os.environ, "OMP_NUM_THREADS": str(threads), **dict([more.split("=", 1)] if more else [])}
@@ -71,7 +75,8 @@ def run(command: list[str], log: Path, threads: int, more: str = "") -> dict[str
     if process.returncode:
         tail = log.read_text(errors="replace").splitlines()[-3:]
         raise RuntimeError(f"{' '.join(command[:4])} … ended with {process.returncode}: {' '.join(tail)}")
-    return {"seconds": seconds, "cpu_seconds": usage.ru_utime + usage.ru_stime, **of_samples(samples)}
+    found = {"seconds": seconds, "cpu_seconds": usage.ru_utime + usage.ru_stime, **of_samples(samples)}
+    return found | ({"memory": int(peak.read_text(encoding="ascii"))} if gpu else {})
 
 
 def watch(pid: int, samples: list[int]) -> None:
@@ -149,7 +154,8 @@ def main(argv: list[str] | None = None) -> None:
                 found = {}
                 for place, side in enumerate(sides(args)):
                     command = words(side, args, Path(folder) / str(place))
-                    found[side] = run(command, Path(folder) / f"{place}.log", args.threads, side.partition(", ")[2])
+                    more, gpu = side.partition(", ")[2], args.device == "cuda"
+                    found[side] = run(command, Path(folder) / f"{place}.log", args.threads, more, gpu)
             rounds.append(found)
             values = ", ".join(f"{n} {v['seconds']:.1f} s, {v['memory'] / 2**20:.0f} MiB" for n, v in found.items())
             print(f"[{number + 1}/{args.rounds}] {values}", flush=True)

@@ -67,6 +67,8 @@ def builders(
 
 def timed(side: Callable[[Sequence[str]], Scores], names: Sequence[str], device: str) -> tuple[float, float, Scores]:
     """Wall seconds, CPU seconds and scores."""
+    if device == "cuda":
+        torch.cuda.synchronize()
     started, used = time.perf_counter(), time.process_time()
     scores = side(names)
     if device == "cuda":

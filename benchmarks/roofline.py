@@ -27,6 +27,7 @@ from transformers.utils import logging
 from csekit.encoding.provenance import environment
 from csekit.evaluation.results import write_results
 from csekit.modeling import SimCSEModel
+from csekit.modeling.fast_counts import note_counts
 from csekit.trainers import CSECollator
 
 #: A product: shapes of both factors (batched where of three dimensions) and their type.
@@ -101,6 +102,7 @@ def encoder_step(setting: Setting) -> Callable[[list[dict[str, Any]]], Callable[
         ids, mask = (
             batch[name].squeeze(1).repeat(2, 1).to(setting.device) for name in ("input_ids", "attention_mask")
         )
+        note_counts(mask, [*batch["token_counts"].squeeze(1)] * 2)
 
         def step() -> None:
             with torch.autocast(setting.device, torch.bfloat16, enabled=setting.precision == "bf16"):

@@ -13,8 +13,9 @@ ratios within a turn. The parts:
 - processes: a batch of `--batch_size` in one process with all `--threads`, and shared by several processes (gloo, DDP,
   joined keys) with the same number of threads in total.
 
-The defaults take a few minutes with a small encoder on two cores. `python -m experiments.tables` makes the table
-`benchmarks/scaling-NAME` of the file `experiments/results/benchmarks/scaling-NAME.json`.
+On a GPU the last part is left out, since gloo joins CPUs. The defaults take a few minutes with a small encoder on two
+cores. `python -m experiments.tables` makes the table `benchmarks/scaling-NAME` of the file
+`experiments/results/benchmarks/scaling-NAME.json`.
 """
 
 import argparse
@@ -213,7 +214,9 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, required=True, help="results file, experiments/results/benchmarks/scaling-NAME.json"
     )
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="parts to measure")
+    parser.add_argument(
+        "--parts", nargs="+", choices=list(PARTS), help="parts to measure; default: all, on a GPU without processes"
+    )
     parser.add_argument(
         "--lines", nargs="+", type=int, default=[10_000, 100_000, 1_000_000], help="sizes of the corpus"
     )
@@ -221,6 +224,10 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lengths", nargs="+", type=int, default=[16, 32, 64, 128], help="tokens a text")
     parser.add_argument("--processes", type=int, default=2, help="processes that share a batch")
     args = parse_setting(parser, argv, repetitions=5, warmup=1)
+    possible = [part for part in PARTS if args.device == "cpu" or part != "processes"]
+    args.parts = args.parts or possible
+    if not set(args.parts) <= set(possible):
+        parser.error(f"--parts must be among {', '.join(possible)} with --device {args.device}, got processes")
     for name, least in (("lines", args.batch_size * (1 + STEPS_AFTER)), ("batch_sizes", 2), ("lengths", 3)):
         if min(getattr(args, name)) < least:
             parser.error(f"--{name} must be at least {least}, got {min(getattr(args, name))}")

@@ -14,7 +14,10 @@ the experiments of the plan instead; teachers then have random vectors, since th
 the first step. `--at_once` keeps that many processes beside the first row's, where the memory is too small for all.
 `--rows benchmarks/peers.yaml` compares with sentence-transformers and with naive forms of the steps, for the table
 `peers/NAME` of `experiments/results/peers/NAME.json`. `--rows benchmarks/gaps.yaml` times each method with its gap
-diagnostic and without, for the table `costs/gaps-NAME`.
+diagnostic and without, for the table `costs/gaps-NAME`. `--rows benchmarks/compile.yaml` times the plain step beside
+compiled layers and CUDA graphs.
+
+On a GPU the clock is read after the device has finished, and memory is the peak of torch's allocator.
 """
 
 import argparse
@@ -44,6 +47,7 @@ from csekit.encoding.provenance import environment
 from csekit.encoding.text_files import ROWS
 from csekit.evaluation.results import write_results
 from csekit.modeling import METHODS
+from csekit.modeling.fast_compile import begin_step, compile_layers
 from csekit.trainers import CSECollator, load_corpus
 from csekit.trainers.data.augmentation import make_augmentation
 from csekit.trainers.data.corpora import Corpus
@@ -77,10 +81,12 @@ def csekit_step(
     cache_chunk_size: int = 0,
     wrap: Callable[[Any], Any] = lambda model: model,
     augmentation: Mapping[str, Any] | None = None,
+    compiled: Mapping[str, Any] | None = None,
 ) -> Step:
     """Build a method's step as ``CSETrainer`` takes it; ``wrap`` may put a wrapper around the model.
 
-    ``augmentation`` holds arguments of ``make_augmentation``. Teachers have random vectors.
+    ``augmentation`` holds arguments of ``make_augmentation``, ``compiled`` of ``compile_layers``. Teachers have random
+    vectors.
     """
     model = METHODS[method].from_backbone(setting.backbone, **fields).to(setting.device).train()
     model.cache_gradients(cache_chunk_size)
@@ -99,12 +105,15 @@ def csekit_step(
     for group in model.parameter_groups():
         clipped.setdefault(group.get("clip_group", "encoder"), []).extend(group["params"])
     network = wrap(model)
+    if compiled is not None:
+        compile_layers(model, **compiled)
     optimizer = torch.optim.AdamW([p for group in clipped.values() for p in group], lr=LEARNING_RATE, fused=True)
 
     def step(rows: list[dict[str, Any]]) -> None:
         rows = [{**row, "index": row["index"] % TAUGHT} for row in rows] if collator.teachers else rows
         batch = {name: v.to(setting.device) if torch.is_tensor(v) else v for name, v in collator(rows).items()}
         batch.pop("index")
+        begin_step((compiled or {}).get("mode"))
         with torch.autocast(setting.device, torch.bfloat16, enabled=setting.precision == "bf16"):
             loss = network(**batch).loss
         loss.backward()
@@ -169,7 +178,8 @@ def read_rows(path: Path, names: list[str] | None) -> dict[str, Row]:
     for name, given in content.items():
         fields = dict(given)
         own = {key: fields.pop(key, None) for key in ("title", "step", "against", "precision")}
-        method = {"method": fields.pop("method"), "fields": fields} if "method" in fields else {}
+        more = {"compiled": fields.pop("compile")} if "compile" in fields else {}
+        method = {"method": fields.pop("method"), "fields": fields, **more} if "method" in fields else {}
         steps = {None: csekit_step, "without_gaps_step": without_gaps_step}
         step = steps[own["step"]] if own["step"] in steps else getattr(peers, own["step"])
         found[name] = Row(own["title"], partial(step, **method), own["against"], own["precision"])
@@ -226,7 +236,7 @@ def peak_memory(device: str) -> int:
 
 
 class Worker:
-    """A method that runs in its own process."""
+    """A method that runs in its own process. Call :meth:`receive` once before :meth:`ask`: the step is built."""
 
     def __init__(self, title: str, setting: Setting, build: Callable[[Setting], Step]) -> None:
         self.title = title
@@ -235,7 +245,6 @@ class Worker:
         self.process = context.Process(target=serve, args=(other, setting, build), daemon=True)
         self.process.start()
         other.close()
-        self.receive()
 
     def ask(self, rows: list[dict[str, Any]] | None) -> Any:
         """Return the seconds of a step over ``rows``; for None, the peak memory, after which the process ends."""
@@ -365,6 +374,8 @@ def main(argv: list[str] | None = None) -> None:
             for name, row in chosen.items()
             if name in group
         }
+        for worker in workers.values():
+            worker.receive()
         against = {name: row.against for name, row in chosen.items() if row.against in group}
         rows += measure(workers, batches, args.warmup, against)[1 if rows else 0 :]
     print(f"{'':32}{'ms a step':>10}{'ratio':>8}{'MiB':>9}{'ratio':>8}")

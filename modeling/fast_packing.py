@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,8 @@ PACKED_ATTENTION = "csekit_packed"
 #: made for numbers of tokens and kept, so there should be few of them.
 FILLED = 512
 FILL = 64
+#: The attribute of an encoder that makes the packing of a mask, if it is not ``Packing.of`` (``fast_buckets.py``).
+PACKING = "_csekit_packing"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Packing:
     mask_NL: Tensor
     index_T: Tensor
     fill: int = 1
+    by_index: ClassVar[bool] = True  # False: attention on CPU cannot read the rows by index
 
     @classmethod
     def of(cls, attention_mask_NL: Tensor, fill: bool = False) -> "Packing":
@@ -80,6 +83,11 @@ class Packing:
     def rows(self) -> Rows:
         """The rows, for attention on CPU."""
         return Rows(self.mask_NL, self.index_T)
+
+    @property
+    def inside(self) -> "Packing":
+        """The packing that attention reads."""
+        return self
 
     def boundaries(self) -> dict[str, Any]:
         """Return where rows begin and end, as arguments of Transformers' flash attention.
@@ -166,7 +174,7 @@ def packed_attention(
         attention_mask = packing.mask_NL[:, None, None] & read_LL
     one, dropout = module is asking, kwargs.get("dropout", 0.0)
     if (
-        own_attention(query) and query.shape == key.shape and (one or dropout > 0)
+        own_attention(query) and packing.by_index and query.shape == key.shape and (one or dropout > 0)
     ):  # without dropout, the kernel of all queries is faster
         q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
         scaling = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
@@ -322,6 +330,12 @@ def _call(model: Any, inputs: dict[str, Any], places_M: Tensor | None) -> Any:
     return output
 
 
+def _packing_of(model: Any, mask_NL: Tensor, fill: bool) -> Packing:
+    """Return the packing of a mask, the encoder's own kind if it has one."""
+    make = getattr(model, PACKING, None)
+    return Packing.of(mask_NL, fill) if make is None else make(mask_NL)
+
+
 def run_encoder(
     model: Any,
     attention_mask_NL: Tensor,
@@ -362,9 +376,9 @@ def run_encoder(
     packed = (
         packed and fast() and (_dispatches(model) if flash else model.config._attn_implementation == PACKED_ATTENTION)
     )
-    own = own_attention(attention_mask_NL)
+    own = own_attention(attention_mask_NL) and not hasattr(model, PACKING)
     fill = own and not flash and not model.training and not torch.is_grad_enabled()
-    packing = Packing.of(attention_mask_NL, fill) if packed else None
+    packing = _packing_of(model, attention_mask_NL, fill) if packed else None
     given = {"input_ids": input_ids_NL, "inputs_embeds": inputs_embeds_NLH}
     inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if packing is None or (packing.full and not (own and (model.training or each_row))):
@@ -379,7 +393,8 @@ def run_encoder(
     inputs = {name: packing.pack(value).unsqueeze(0) for name, value in inputs.items()}
     inputs |= {"position_ids": packing.positions(_first_position(model))}
     # Transformers passes a mask of four dimensions to attention unchanged
-    rows = {"attention_mask": packing.mask_NL[:, None, None], "packing": packing}
+    inside = packing.inside
+    rows = {"attention_mask": inside.mask_NL[:, None, None], "packing": inside}
     inputs |= {"attention_mask": None, **packing.boundaries()} if flash else rows
     places_M = None if places_M is None else packing.places(places_M)
     module = attention_output(model) if each_row and not flash and own else None

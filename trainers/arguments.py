@@ -15,6 +15,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import SchedulerType
 
 from csekit.encoding.json_files import parse_json, read_json
+from csekit.modeling.fast_compile import GRAPH_MODES
 from csekit.modeling.settings import check_number, check_type
 from csekit.trainers.data.augmentation import make_augmentation
 from csekit.trainers.progress import LOG_FORMATS
@@ -185,6 +186,7 @@ class CSETrainingArguments(RunTrainingArguments):
       (×100) by some hundredths. It follows ``bf16`` unless you set it. The scores before and after training, and those
       of the test sets, are always of float32.
     - ``torch_compile`` compiles the encoders' layers instead of the whole model: once, for batches of all lengths.
+      ``torch_compile_mode`` ``reduce-overhead`` and ``max-autotune`` record CUDA graphs and need ``compile_bucket``.
     """
 
     max_seq_length: int = field(
@@ -229,6 +231,13 @@ class CSETrainingArguments(RunTrainingArguments):
         metadata={
             "help": "Texts that a network processes at once, for batches that do not fit in memory: same loss and "
             "gradient, less memory, about a third more time. 0: the whole batch."
+        },
+    )
+    compile_bucket: int = field(
+        default=0,
+        metadata={
+            "help": "With torch_compile: fill packed batches up to a multiple of this many tokens, so that few CUDA "
+            "graphs are recorded; 512 is a start. 0: off. Not run on a GPU yet."
         },
     )
 
@@ -278,7 +287,7 @@ class CSETrainingArguments(RunTrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_seq_length", "label_free_samples", "cache_chunk_size"):
+        for name in ("max_seq_length", "label_free_samples", "cache_chunk_size", "compile_bucket"):
             check_type(name, getattr(self, name), int)
         check_type("geometry_threshold", self.geometry_threshold, float)
         if self.max_seq_length < 3:
@@ -305,6 +314,31 @@ class CSETrainingArguments(RunTrainingArguments):
             self.metric_for_best_model is None
         )  # the trainer may choose a metric once it has the dev set
         super().__post_init__()
+        _check_compile(self)
+
+
+def _check_compile(args: CSETrainingArguments) -> None:
+    """Check the settings of ``torch_compile`` that depend on each other. Raises ValueError."""
+    bucket, mode = args.compile_bucket, args.torch_compile_mode
+    if bucket < 0 or (bucket and not args.torch_compile):
+        raise ValueError(f"compile_bucket must be 0 (off), or a number of tokens with torch_compile, got {bucket}")
+    if mode not in GRAPH_MODES:
+        return
+    if not bucket:
+        raise ValueError(
+            f"compile_bucket must be a number of tokens, such as 512, with torch_compile_mode {mode!r}, which records "
+            "a CUDA graph for each size of a batch, got 0"
+        )
+    for name, needed in (
+        ("gradient_accumulation_steps", 1),
+        ("cache_chunk_size", 0),
+        ("gradient_checkpointing", False),
+    ):
+        if (value := getattr(args, name)) != needed:
+            raise ValueError(
+                f"{name} must be {needed} with torch_compile_mode {mode!r}, whose CUDA graphs reuse the memory of "
+                f"each step, got {value}"
+            )
 
 
 @dataclass

@@ -31,7 +31,7 @@ from csekit.modeling.backbone import dropout_fields
 from csekit.modeling.distributed import world_size
 from csekit.modeling.drafts import full_disk_told
 from csekit.modeling.export import check_exportable, length_limit
-from csekit.modeling.fast_compile import compile_layers
+from csekit.modeling.fast_compile import begin_step, compile_layers, uncompiled
 from csekit.modeling.objectives import further_columns
 from csekit.modeling.tokenization import pad, tokenize, training_length
 from csekit.trainers.arguments import EVAL_STEPS, EVALUATIONS, CSETrainingArguments
@@ -85,7 +85,8 @@ class CSETrainer(HubTrainer):
     Raises:
         ValueError: a combination that cannot work: a single column without dropout, an augmentation of pairs, a batch
             of one row, several GPUs in one process, an unknown ``metric_for_best_model``, ``cache_chunk_size`` with an
-            objective that is not ``cacheable``, ``torch_compile`` with an encoder without a list of layers.
+            objective that is not ``cacheable``, ``torch_compile`` with an encoder without a list of layers,
+            ``compile_bucket`` with an encoder that computes padded batches.
     """
 
     args: CSETrainingArguments
@@ -142,7 +143,8 @@ class CSETrainer(HubTrainer):
         )
         if args.torch_compile:
             self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # it would compile the whole model
-            compile_layers(self.model, str(args.torch_compile_backend), args.torch_compile_mode)
+            backend, mode = str(args.torch_compile_backend), args.torch_compile_mode
+            compile_layers(self.model, backend, mode, args.compile_bucket)
         if isinstance(corpus.dataset, StreamingSentenceDataset):
             corpus.dataset.repeat = True  # the Trainer takes a stream for one epoch of max_steps
             corpus.dataset.block_size = args.train_batch_size * args.world_size
@@ -262,6 +264,11 @@ class CSETrainer(HubTrainer):
         limit = self.args.max_grad_norm
         return {name: nn.utils.clip_grad_norm_(group, limit) for name, group in self.clip_groups.items()}["encoder"]
 
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.args.torch_compile:
+            begin_step(self.args.torch_compile_mode)
+        return super().training_step(*args, **kwargs)
+
     # Selection
 
     def evaluate(  # type: ignore[override]
@@ -275,7 +282,7 @@ class CSETrainer(HubTrainer):
         """
         if self._window and self.is_in_train:
             self._checked_window()
-        with torch.compiler.set_stance("force_eager") if self.args.torch_compile else nullcontext():
+        with uncompiled(self.model) if self.args.torch_compile else nullcontext():
             scores: list[dict[str, float] | None] = [self.dev_scores() if self.args.process_index == 0 else None]
         if world_size() > 1:
             dist.broadcast_object_list(scores, src=0)

@@ -56,7 +56,7 @@ def costs_table(
     head += ["parameters in training", "parameters"] if counts else []
     body = []
     for row in rows:
-        cells = [row["title"], f"{1000 * row['seconds']:.0f}", f"{row['time_ratio']:.2f} ×"]
+        cells = [row["title"], _milliseconds(row["seconds"]), f"{row['time_ratio']:.2f} ×"]
         cells += [f"{row['memory'] / 2**20:,.0f}", f"{row['memory'] / first['memory']:.2f} ×"]
         if counts:
             count = counts.get(row["name"], {})
@@ -87,7 +87,7 @@ def peers_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[s
     for row in rows:
         alone = row["name"] in related
         ratio = "" if alone else f"{row['time_ratio']:.2f} × {titles[row['against']]}"
-        body.append([row["title"], f"{1000 * row['seconds']:.0f}", ratio])
+        body.append([row["title"], _milliseconds(row["seconds"]), ratio])
     where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
     caption = (
         f"An optimiser step over {run['batch_size']} sentences of at most {run['max_seq_length']} tokens of "
@@ -107,8 +107,8 @@ def gaps_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[st
     body = [
         [
             row["title"],
-            f"{1000 * rows[row['against']]['seconds']:.0f}",
-            f"{1000 * row['seconds']:.0f}",
+            _milliseconds(rows[row["against"]]["seconds"]),
+            _milliseconds(row["seconds"]),
             f"{row['time_ratio']:.3f} ×",
         ]
         for row in rows.values()
@@ -134,8 +134,8 @@ def roofline_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[lis
     body = [
         [
             row["title"],
-            f"{1000 * row['seconds']:.0f}",
-            f"{1000 * row['products_seconds']:.0f}",
+            _milliseconds(row["seconds"]),
+            _milliseconds(row["products_seconds"]),
             f"{100 * row['share']:.0f} %",
             f"{row['operations'] / row['seconds'] / 1e9:,.0f}",
         ]
@@ -217,7 +217,7 @@ def memory_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[
             cells += ["does not fit", *3 * [_MISSING]]
         else:
             cells += [f"{row['memory'] / 2**20:,.0f}", _ratio(row, base, "memory")]
-            cells += [f"{row['seconds']:.1f}", _ratio(row, base, "seconds")]
+            cells += [_seconds(row["seconds"], run), _ratio(row, base, "seconds")]
         body.append(cells)
     where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
     memory = "as the device's allocator counts it" if run["device"] == "cuda" else "above that before the model"
@@ -291,7 +291,7 @@ def selection_cost_table(results: Mapping[str, Any]) -> tuple[str, list[str], li
     for name, title in titles.items():
         steps = rows[name]["steps"]
         share = 100 * steps / (run["eval_steps"] + steps)
-        body.append([title, f"{rows[name]['seconds']:.1f}", f"{steps:.1f}", f"{share:.1f} %"])
+        body.append([title, _seconds(rows[name]["seconds"], run), f"{steps:.1f}", f"{share:.1f} %"])
     where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
     clock = "" if run["device"] == "cuda" else " of CPU time"
     caption = (
@@ -313,7 +313,7 @@ def scaling_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list
     started = any("first_start" in row for row in rows)
     body = []
     for row in rows:
-        cells = [row["title"], f"{1000 * row['seconds']:.0f}", f"{row['ratio']:.2f} ×"]
+        cells = [row["title"], _milliseconds(row["seconds"]), f"{row['ratio']:.2f} ×"]
         cells.append(f"{row['sentences'] / row['seconds']:,.0f}")
         for stage in ("first_start", "later_start") if started else ():
             cells.append(f"{row[stage]:.1f}" if stage in row else "")
@@ -351,12 +351,15 @@ def end_to_end_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[l
             cells += [value, f"{row[f'{name}_ratio']:.2f} ×"]
         body.append([*cells, f"{row['growth']:.2f} ×"])
     where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
+    memory, grown = "resident, at its peak", "the run's last quarter"
+    if run["device"] == "cuda":
+        memory, grown = "the peak of the device's allocator", "resident memory, the run's last quarter"
     caption = (
         f"Training SimCSE from the start of the process to its end, {run['max_steps']} steps over {run['batch_size']} "
         f"sentences of at most {run['max_seq_length']} tokens of {run['train_file']}, {run['dev_file']} scored every "
         f"{run['eval_steps']}, backbone {run['model_name_or_path']}, {run['precision']}, {where}: median of "
-        f"{run['rounds']} runs, taken in turn; ratios: median within the turns. Memory: resident, at its peak; "
-        "growth: of the run's last quarter beside its second."
+        f"{run['rounds']} runs, taken in turn; ratios: median within the turns. Memory: {memory}; "
+        f"growth: of {grown} beside its second."
     )
     return caption, ["", "s", "time", "CPU s", "CPU time", "MiB", "memory", "growth"], body
 
@@ -388,6 +391,15 @@ def term_gradients_table(results: Mapping[str, Any]) -> tuple[str, list[str], li
     )
     shares = [head for name in ("norm", "mean", "Adam") for head in (name, "× contrast")]
     return caption, ["", "step", "term", "weight", *shares, "cosine", "dev"], body
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.{0 if seconds >= 0.1 else 1}f}"
+
+
+def _seconds(value: float, run: Mapping[str, Any]) -> str:
+    """Return seconds with more digits on a GPU, where they are few."""
+    return f"{value:.{3 if run['device'] == 'cuda' else 1}f}"
 
 
 def _compact(value: float | None) -> str:

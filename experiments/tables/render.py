@@ -10,9 +10,9 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 ``plans`` (see ``experiments.tables.plans``), ``FOLDER/FILE`` for the file of a benchmark
 (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
 ``encode-memory``, ``decoder-memory``, ``dimensions``, ``students``, ``safety``, ``torture``, ``costs/gaps-…``,
-``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``: see ``experiments.tables.costs`` and
-``experiments.tables.students``; a ``costs`` table includes the backbone's ``parameters`` if measured; ``speed``: see
-``experiments.tables.retrieval``),
+``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``, ``gpu/peers-…`` and its like from
+``benchmarks/gpu.sh``: see ``experiments.tables.costs`` and ``experiments.tables.students``; a ``costs`` table includes
+the backbone's ``parameters`` if measured; ``speed``: see ``experiments.tables.retrieval``),
 ``quickstart/STEP`` and ``quickstart/times`` (see ``experiments.quickstart``),
 ``frontdoor/beside``, ``frontdoor/methods``, ``frontdoor/field`` and ``frontdoor/averages`` for the front pages (see
 ``experiments.tables.frontdoor``), ``audit/gradients`` (see ``experiments.tables.audit``), ``evaluation/retrieval``,
@@ -108,6 +108,16 @@ _BENCHMARKS = {
     "gradients": ("term_gradients.py", term_gradients_table),
     "safety": ("safety.py", safety_table),
     "torture": ("../tests/torture", torture_table),
+    "gpu/peers": ("gpu.sh", peers_table),
+    "gpu/costs": ("gpu.sh", costs_table),
+    "gpu/compile": ("gpu.sh", peers_table),
+    "gpu/roofline": ("gpu.sh", roofline_table),
+    "gpu/selection": ("gpu.sh", selection_cost_table),
+    "gpu/encode": ("gpu.sh", encoding_table),
+    "gpu/memory": ("gpu.sh", memory_table),
+    "gpu/runs": ("gpu.sh", end_to_end_table),
+    "gpu/scaling": ("gpu.sh", scaling_table),
+    "gpu/speed": ("gpu.sh", speed_table),
 }
 _FOLDERS = {
     "audit/gradients": gradients_before_and_after,

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from csekit.evaluation.results import read_results
+from experiments.tables.costs import end_to_end_table
 from experiments.tables.render import update
 
 TEXTS = [f"the {animal} {verb} in the house" for animal in ("dog", "cat") for verb in ("runs", "sings", "plays")]
@@ -53,6 +54,23 @@ def test_a_run_is_measured_with_its_children(end_to_end: ModuleType, tmp_path: P
     assert 1.5 < found["seconds"] <= time.perf_counter() - started
     assert found["memory"] > 80 << 20
     assert found["cpu_seconds"] > 0.05
+
+
+def test_on_a_gpu_memory_is_that_of_its_allocator(end_to_end: ModuleType, tmp_path: Path) -> None:
+    """The program runs as it would alone, and its peak is read: here a stand-in for torch's."""
+    lines = ["class cuda:", "  is_available = lambda: True", "  max_memory_allocated = lambda: 7", ""]
+    (tmp_path / "torch.py").write_text("\n".join(lines))
+    (tmp_path / "program.py").write_text("import sys; print(sys.argv[1:])\n")
+    command = [sys.executable, str(tmp_path / "program.py"), "--a", "b"]
+    found = end_to_end.run(command, tmp_path / "log", 1, f"PYTHONPATH={tmp_path}", gpu=True)
+    assert found["memory"] == 7 and (tmp_path / "log").read_text() == "['--a', 'b']\n"
+    rows = [{"name": "csekit", "seconds": 1.0, "cpu_seconds": 2.0, "memory": 7 << 20, "growth": 1.0}]
+    rows[0] |= {f"{name}_ratio": 1.0 for name in ("seconds", "cpu_seconds", "memory")}
+    run = {"device": "cuda", "max_steps": 2, "batch_size": 4, "max_seq_length": 16, "train_file": "a", "dev_file": "b"}
+    run |= {"eval_steps": 1, "model_name_or_path": "c", "precision": "bf16", "rounds": 1}
+    caption, _, body = end_to_end_table({"run": run, "rows": rows, "environment": {"device": "NVIDIA X"}})
+    assert "NVIDIA X" in caption and "Memory: the peak of the device's allocator; growth: of resident" in caption
+    assert "7" in body[0]
 
 
 def test_memory_that_grows_is_seen(end_to_end: ModuleType) -> None:

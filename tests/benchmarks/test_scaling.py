@@ -97,3 +97,11 @@ def test_two_processes(argv: list[str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = read_results(tmp_path / "benchmarks" / "scaling-tiny.json")["rows"]
     assert [row["title"] for row in found] == ["1 process, 1 threads", "2 processes, 1 threads each"]
+
+
+def test_processes_share_no_gpu(scaling: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert scaling.read_arguments([*argv, "--device", "cuda"]).parts == PARTS
+    assert scaling.read_arguments([*argv, "--device", "cpu"]).parts == [*PARTS, "processes"]
+    with pytest.raises(SystemExit):
+        scaling.read_arguments([*argv, "--device", "cuda", "--parts", "processes"])
+    assert "--parts must be among corpus, batch, length with --device cuda, got processes" in capsys.readouterr().err

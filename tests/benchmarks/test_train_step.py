@@ -223,7 +223,8 @@ def test_gaps_are_timed_beside_the_same_step_without_them(
     output = tmp_path / "costs" / "gaps-tiny.json"
     write_results(output, {"run": run, "methods": methods, "environment": {"device": "cpu"}})
     page = update("<!-- table:costs/gaps-tiny -->\n<!-- end table -->\n", tmp_path)
-    times = {row["name"]: f"{1000 * row['seconds']:.0f}" for row in read_results(output)["methods"]}
+    found = {row["name"]: 1000 * row["seconds"] for row in read_results(output)["methods"]}
+    times = {name: f"{value:.{0 if value >= 100 else 1}f}" for name, value in found.items()}
     for name, title in (
         ("msse", "MSSE, icm_gap"),
         ("diffcse", "DiffCSE, rtd_gap"),
@@ -257,3 +258,16 @@ def test_a_step_without_gaps_has_the_same_loss_and_no_gap(
     assert whole.metrics[gap] != 0
     assert bare.metrics[gap] == 0
     torch.testing.assert_close(bare.loss, whole.loss)
+
+
+def test_compiled_rows(script: Callable[[str], ModuleType], masked_lm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compile as the file says, begin each step, and are compared with the plain step."""
+    module, compiled, begun = script("train_step"), [], []
+    monkeypatch.setattr(module, "compile_layers", lambda model, **given: compiled.append(given))
+    monkeypatch.setattr(module, "begin_step", begun.append)
+    found = module.read_rows(ROOT / "benchmarks/compile.yaml", None)
+    assert [row.against for row in found.values()] == [None, "simcse", "simcse"]
+    for row in found.values():
+        row.build(module.Setting(str(masked_lm), "cpu", "fp32", 16, 1))(rows(4))
+    assert compiled == [{}, {"mode": "reduce-overhead", "bucket": 512}]
+    assert begun == [None, None, "reduce-overhead"]

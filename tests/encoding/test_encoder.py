@@ -139,3 +139,15 @@ def test_describe_holds_no_path(model: PooledBackbone, tiny_tokenizer: Any) -> N
         "precision": "float32",
     }
     assert not any(isinstance(value, Path) for value in described.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "apart"), [("fp32", 1e-5), ("bf16", 2e-2)])
+def test_a_gpu_gives_the_same(model: PooledBackbone, tiny_tokenizer: Any, precision: str, apart: float) -> None:
+    expected = encode(model, tiny_tokenizer, TEXTS)
+    found = encode(model.to("cuda"), tiny_tokenizer, TEXTS, precision=precision)
+    assert found.dtype == np.float32
+    cosines = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+    assert np.all(cosines > 1 - apart)
+    if precision == "fp32":
+        np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)

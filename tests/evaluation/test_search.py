@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from scipy.sparse import csr_matrix
 
 from csekit.evaluation import search
@@ -143,8 +142,6 @@ def test_a_block_is_gone_before_the_next_one_is_made() -> None:
 
 @pytest.mark.gpu
 def test_the_gpu_gives_the_same() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     rng = np.random.default_rng(2)
     queries, documents = (rng.normal(size=(n, 64)).astype(np.float32) for n in (300, 20_000))
     documents[5000] = documents[17]

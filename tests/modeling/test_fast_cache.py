@@ -246,9 +246,9 @@ def test_layers_with_statistics_of_the_batch_are_found(checkpoint):
     assert all(objective.cacheable for objective in OBJECTIVES.values())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_dropout_is_the_same_the_second_time_on_a_gpu(checkpoint, batch_of):
     model = build(checkpoint, SETS["joint"]).cuda()
-    batch = {name: value.cuda() for name, value in batch_of(model).items()}
+    batch = {name: value.cuda() if torch.is_tensor(value) else value for name, value in batch_of(model).items()}
     one, two = step(model, batch, 4, kept=True), step(model, batch, 4)
     torch.testing.assert_close(one[1], two[1], rtol=1e-4, atol=1e-5)

@@ -54,6 +54,22 @@ def test_batches_of_all_lengths_share_their_graphs(name, checkpoint, make_batch,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_batches_filled_to_a_bucket(name, checkpoint, make_batch, encoder_config):
+    """The values and gradients of plain batches; the compiled layers meet two sizes."""
+    model = SimCSEModel.from_backbone(checkpoint(name), dropout=0.0).train()
+    twin, sizes, graphs = copy.deepcopy(model), set(), []
+    compile_layers(model, backend="aot_eager", bucket=64)
+    model.backbone.embeddings.register_forward_hook(lambda *args: sizes.add(args[2].shape[1]))
+    for length in LENGTHS:
+        same_step(model, twin, make_batch(6, 1, length, encoder_config(name).pad_token_id, seed=length))
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert sizes == {64, 128}
+    assert name != "bert" or graphs[-1] <= 2
+    assert not counters["graph_break"] and not counters["unimplemented"]
+
+
+@pytest.mark.slow
 def test_objectives_and_chunks(checkpoint, batch_of):
     fields = {"rtd_weight": 0.7, "rtd_edit_sampling": "argmax", "mlm_weight": 0.1}
     model = CSEModel.from_backbone(checkpoint("bert"), dropout=0.0, **fields).train()

@@ -13,6 +13,7 @@ import torch
 from transformers import modeling_flash_attention_utils as flash_utils
 
 from csekit.modeling import CSEModel, SimCSEConfig, SimCSEModel
+from csekit.modeling.fast_buckets import use_buckets
 from csekit.modeling.fast_packing import run_encoder
 
 FAMILIES = ["bert", "roberta", "modernbert"]
@@ -141,9 +142,28 @@ def test_float32_is_computed_by_sdpa(flash, checkpoint):
     torch.testing.assert_close(half.float(), theirs, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
-def test_the_real_one(name, encoder_config):
+def test_blanks_are_a_row_of_their_own(name, flash, checkpoint, encoder_config):
+    model = SimCSEModel.from_backbone(checkpoint(name), dropout=0.0).double()
+    flash.choose(model)
+    ids, mask = ragged(encoder_config(name).pad_token_id)
+    found = []
+    for filled in (False, True):
+        if filled:
+            use_buckets(model.backbone, 16)
+        model.zero_grad()
+        states = run_encoder(model.backbone, mask, ids).last_hidden_state * mask[..., None]
+        states.square().sum().backward()
+        found.append((states.detach(), [p.grad for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(*found, rtol=1e-8, atol=1e-8)
+    starts = [0, *torch.tensor(LENGTHS).cumsum(0).tolist()]
+    assert flash.calls[0] == (starts, 12) and flash.calls[-1] == ([*starts, 32], 16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bucket", [0, 64])
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_the_real_one(name, bucket, encoder_config):
     """In bf16 as close to float32 as padded attention is in bf16."""
     config = encoder_config(name, 0.0, hidden_size=64)  # flash-attn wants heads of a multiple of 8
     exact = SimCSEModel(SimCSEConfig(encoder_config=config)).cuda().eval()
@@ -152,6 +172,8 @@ def test_the_real_one(name, encoder_config):
         model.backbone.set_attn_implementation("flash_attention_2")
     except (ImportError, OSError, ValueError) as error:
         pytest.skip(f"needs flash_attn or its kernel: {error}")
+    if bucket:
+        use_buckets(model.backbone, bucket)
     ids, mask = (tensor.cuda() for tensor in ragged(config.pad_token_id))
     expected = run_encoder(exact.backbone, mask, ids).last_hidden_state[mask == 1]
     with torch.autocast("cuda", torch.bfloat16):

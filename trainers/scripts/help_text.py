@@ -109,8 +109,8 @@ AFTER_METHOD = (
         (
             "learning_rate", "per_device_train_batch_size", "num_train_epochs", "max_steps", "warmup_steps",
             "lr_scheduler_type", "weight_decay", "max_grad_norm", "gradient_accumulation_steps", "cache_chunk_size",
-            "seed", "bf16", "fp16", "use_cpu", "torch_compile", "dataloader_num_workers", "resume_from_checkpoint",
-            "allow_changed",
+            "seed", "bf16", "fp16", "use_cpu", "torch_compile", "compile_bucket", "dataloader_num_workers",
+            "resume_from_checkpoint", "allow_changed",
         ),
     ),
     Group(
