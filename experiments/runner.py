@@ -4,7 +4,6 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from csekit.evaluation.compare import bootstrap_averages
 from experiments.clock import Clock
 from experiments.engines import Ended, Engine
 from experiments.plan import Experiment
@@ -140,7 +139,7 @@ class Runner:
         return [*lines, ended.lost] if ended.lost else lines
 
     def over(self, trial: Trial, finished: bool) -> None:
-        """Note a trial's outcome; write the summary where it was the last one of its experiment."""
+        """Note a trial's outcome; write the summary, without p-values, where it was the last one of its experiment."""
         self.outcomes[trial.label] = finished
         if finished and trial.kind in ("grid", "listed") and not self.keep_checkpoints:
             self.records.drop_checkpoints(trial)
@@ -148,4 +147,4 @@ class Runner:
         every = [*experiment.first_trials(), *(experiment.final_trials({}) if experiment.grid else [])]
         if experiment.name in self.changed and all(each.label in self.outcomes for each in every):
             self.changed.discard(experiment.name)
-            summarise(self.records, bootstrap_averages)
+            summarise(self.records)  # p-values take minutes, in which no signal is passed on: they come at the end

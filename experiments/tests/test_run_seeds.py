@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from csekit.evaluation import compare
 from csekit.evaluation.results import read_similarities
 from experiments.clock import Clock
 from experiments.plan import Plan, parse_options
@@ -50,6 +51,19 @@ def test_p_values_against_the_baseline(bench: Any) -> None:
     bench.run()
     experiments = bench.summary()["experiments"]
     assert "p_value" not in experiments["one"] and 0 < experiments["two"]["p_value"] <= 1
+
+
+def test_p_values_are_drawn_once_at_the_end(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take minutes in a large plan. Drawn after each trial, they kept a stop signal from the other trials."""
+    bench.plan["baseline"] = "one"
+    drawn: list[int] = []
+    bootstrap = compare.bootstrap
+    monkeypatch.setattr(compare, "bootstrap", lambda *args, **kwargs: drawn.append(1) or bootstrap(*args, **kwargs))
+    assert bench.run() == 0
+    first = len(drawn)
+    assert first > 0
+    assert bench.run() == 0  # nothing is left to run
+    assert len(drawn) == 2 * first
 
 
 def test_every_trial_runs_once_and_a_second_call_runs_nothing(finished: Any) -> None:
