@@ -8,14 +8,16 @@ from .configuration_infocse import InfoCSEConfig
 from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
 from .configuration_informin import InforMinConfig
 from .configuration_msse import MSSEConfig
+from .configuration_rtd_pretraining import RTDPretrainingConfig
 from .configuration_simcse import SimCSEConfig
 from .methods import METHODS
 from .modeling_cse import CSEModel
 from .modeling_diffcse import DiffCSEModel
 from .modeling_infocse import InfoCSEModel
-from .modeling_infocse_pretraining import InfoCSEForPreTraining, PretrainingOutput
+from .modeling_infocse_pretraining import InfoCSEForPreTraining
 from .modeling_informin import InforMinModel
 from .modeling_msse import MSSEModel
+from .modeling_rtd_pretraining import RTDForPreTraining
 from .modeling_simcse import SimCSEModel
 from .objective_attention import AttentionInformation, AttentionInformationConfig
 from .objective_aux_mlm import AuxiliaryMaskedLM, AuxiliaryMaskedLMConfig
@@ -64,14 +66,17 @@ from .objectives import (
     register_objective,
 )
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
+from .pretraining import EncoderForPreTraining, PretrainingOutput
 from .registry import OBJECTIVES
 from .settings import ObjectiveConfig
 
 for _model in METHODS.values():
     AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
     AutoModel.register(_model.config_class, _model, exist_ok=True)
-AutoConfig.register(InfoCSEPretrainingConfig.model_type, InfoCSEPretrainingConfig, exist_ok=True)
-AutoModelForPreTraining.register(InfoCSEPretrainingConfig, InfoCSEForPreTraining, exist_ok=True)
+_pretraining: tuple[type[EncoderForPreTraining], ...] = (InfoCSEForPreTraining, RTDForPreTraining)
+for _kind in _pretraining:
+    AutoConfig.register(_kind.config_class.model_type, _kind.config_class, exist_ok=True)
+    AutoModelForPreTraining.register(_kind.config_class, _kind, exist_ok=True)
 
 __all__ = [
     "METHODS",
@@ -103,6 +108,7 @@ __all__ = [
     "EditedContrastConfig",
     "EditedCopy",
     "Encode",
+    "EncoderForPreTraining",
     "GroupContrast",
     "GroupContrastConfig",
     "GuidedNegatives",
@@ -139,6 +145,8 @@ __all__ = [
     "PerturbationSpec",
     "PositivesSpec",
     "PretrainingOutput",
+    "RTDForPreTraining",
+    "RTDPretrainingConfig",
     "RankingConsistency",
     "RankingDistillation",
     "RankingDistillationConfig",

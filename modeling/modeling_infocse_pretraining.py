@@ -3,53 +3,27 @@
 Shape suffixes: B blocks of a batch, L tokens, M masked positions, H hidden size, V vocabulary, E embedding size.
 """
 
-import inspect
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForMaskedLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import ModelOutput
+from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from .auxiliary_head import FOLDER, AuxiliaryHead
-from .backbone import build_backbone, layer_list, load_backbone, set_dropout
-from .base import EncoderWrapper
+from .backbone import layer_list
 from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
 from .distributed import token_mean
 from .drafts import whole_files
 from .export import MODEL_FILES, length_limit, save_tokenizer
-from .fast_dropout import speed_up_dropout
 from .fast_packing import run_encoder
-from .hub import from_hub
 from .masked_lm_head import MaskedLMHead
+from .pretraining import EncoderForPreTraining, PretrainingOutput
 from .quiet import quiet_weights
 
 
-@dataclass
-class PretrainingOutput(ModelOutput):
-    """Output of :class:`InfoCSEForPreTraining`.
-
-    Arguments:
-        loss: () the sum of the terms, with gradient.
-        loss_dict: the terms by name, detached: ``mlm`` (the last layer) and ``aux_mlm`` (the auxiliary head), each the
-            mean cross-entropy per masked token in nats; ``loss == sum(loss_dict.values())`` in value.
-        metrics: ``mlm_accuracy``, ``aux_mlm_accuracy``: share of masked tokens that are predicted correctly.
-    """
-
-    loss: Tensor | None = None
-    loss_dict: dict[str, Tensor] | None = None
-    metrics: dict[str, Tensor] | None = None
-
-
-class InfoCSEForPreTraining(EncoderWrapper):
+class InfoCSEForPreTraining(EncoderForPreTraining):
     """A masked LM with two predictions of the same masked tokens (Condenser, Gao and Callan 2021; InfoCSE Eqs. 4–6)
 
     L = L_late + L_head = CE(W·g(h^N), x) + CE(W·g(Head([h^N_CLS; h^k_1..L])), x), means over the masked positions
@@ -59,15 +33,16 @@ class InfoCSEForPreTraining(EncoderWrapper):
     matrix. Nothing is detached. ``objective="mlm"`` has the first term only.
 
     ``forward`` takes ``input_ids``, ``attention_mask`` (B, L), ``masked_positions`` (M,) in the flattened ids and
-    ``labels`` (M,), the original ids there, all int64.
+    ``labels`` (M,), the original ids there, all int64. The terms ``mlm`` (the last layer's) and ``aux_mlm`` (the
+    head's) are the mean cross-entropies per masked token in nats, ``mlm_accuracy`` and ``aux_mlm_accuracy`` the shares
+    of masked tokens that are predicted correctly.
     """
 
     config_class = InfoCSEPretrainingConfig
     config: InfoCSEPretrainingConfig
 
     def __init__(self, config: InfoCSEPretrainingConfig, backbone: PreTrainedModel | None = None) -> None:
-        super().__init__(config)
-        self.backbone = build_backbone(config.encoder_config) if backbone is None else backbone
+        super().__init__(config, backbone)
         self.mlm_head = MaskedLMHead(config.encoder_config)
         self.auxiliary_head: AuxiliaryHead | None = None
         if config.objective == "condenser":
@@ -78,54 +53,18 @@ class InfoCSEForPreTraining(EncoderWrapper):
                 raise ValueError(f"{error}; objective 'mlm' trains every family") from None
         self.post_init()
 
-    # Loading
-
-    @classmethod
-    def from_backbone(
-        cls,
-        name_or_path: str | os.PathLike[str],
-        *,
-        dropout: float | None = None,
-        attn_implementation: str | None = None,
-        **config: Any,
-    ) -> "InfoCSEForPreTraining":
-        """Continue to train any encoder checkpoint. Like ``from_pretrained``, it returns a model in eval mode.
+    def init_from_checkpoint(self, name_or_path: str) -> None:
+        """Fill the heads. ``from_backbone`` calls this once.
 
         The masked-LM head is the checkpoint's, or a new one (with a warning) if it has none. The auxiliary head is
         that of a stage-1 folder, else a copy of the encoder's top layers or a new one (``head_init``).
-
-        Arguments:
-            name_or_path: Hub id or folder of an encoder that ``AutoModel`` loads.
-            dropout: sets all dropout probabilities of the encoder; default: the checkpoint's.
-            attn_implementation: as in Transformers.
-            config: fields of :class:`InfoCSEPretrainingConfig`.
-
-        Raises:
-            ValueError: an unknown field, a value that is not allowed, a checkpoint that lacks weights of the encoder,
-                or a family without auxiliary head.
-            FileNotFoundError: it is a name on the Hub, which cannot be reached, and is not in the cache.
         """
-        name_or_path = str(name_or_path)
-        known = set(inspect.get_annotations(cls.config_class)) - {"encoder_config", "model_type", "sub_configs"}
-        if unknown := sorted(set(config) - known):
-            raise ValueError(f"{cls.config_class.__name__} has no field {unknown[0]!r}; it has {sorted(known)}")
-        encoder_config = from_hub(AutoConfig, name_or_path)
-        if hasattr(encoder_config, "encoder_config"):
-            raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
-        encoder_config.dtype = torch.float32
-        set_dropout(encoder_config, dropout)
-        with torch.device("meta"):
-            skeleton = build_backbone(encoder_config)
-        model = cls(cls.config_class(encoder_config=encoder_config, **config), backbone=skeleton)
-        model.backbone = load_backbone(name_or_path, encoder_config, type(skeleton), attn_implementation)
-        model.mlm_head.init_from(name_or_path)
-        if model.auxiliary_head is not None:
+        self.mlm_head.init_from(name_or_path)
+        if self.auxiliary_head is not None:
             if (Path(name_or_path) / FOLDER).is_dir():
-                model.auxiliary_head.load(name_or_path)
-            elif model.config.head_init == "top_layers":
-                model.auxiliary_head.copy_top_layers(model.backbone)
-        speed_up_dropout(model)
-        return cast("InfoCSEForPreTraining", model.eval())
+                self.auxiliary_head.load(name_or_path)
+            elif self.config.head_init == "top_layers":
+                self.auxiliary_head.copy_top_layers(self.backbone)
 
     # Forward
 
@@ -142,13 +81,13 @@ class InfoCSEForPreTraining(EncoderWrapper):
         attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         words_VE = cast(Tensor, self.backbone.get_input_embeddings().weight)
         terms, metrics = {}, {}
+        counts: dict[str, int] = {}
         for name, masked_MH in self.states(input_ids, attention_mask, masked_positions).items():
             losses_M, correct_M = self.mlm_head(masked_MH, labels, words_VE)
             terms[name] = token_mean(losses_M.sum(), len(labels))
             metrics[f"{name}_accuracy"] = token_mean(correct_M.float().sum(), len(labels))
-        loss = torch.stack(list(terms.values())).sum()
-        detached = {name: term.detach() for name, term in terms.items()}
-        return PretrainingOutput(loss=loss, loss_dict=detached, metrics=metrics)
+            counts |= dict.fromkeys((name, f"{name}_accuracy"), len(labels))
+        return self.summed(terms, metrics, counts)
 
     def states(self, input_ids_BL: Tensor, attention_mask_BL: Tensor, masked_M: Tensor) -> dict[str, Tensor]:
         """Return the states (M, H) from which each term predicts: ``mlm`` the last layer's, ``aux_mlm`` the head's."""

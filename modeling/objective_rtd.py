@@ -66,6 +66,7 @@ class ReplacedTokenDetection(EditingObjective):
 
     config_class = ReplacedTokenDetectionConfig
     cacheable = True
+    may_stay_new = ("discriminator.condition.",)  # a discriminator from pre-training has read no vector
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode

@@ -398,6 +398,8 @@ class Objective(nn.Module):
     columns: ClassVar[int] = 1
     #: True if the teachers' vectors must have the size of z.
     in_teachers_space: bool = False
+    #: Prefixes of own weights that the file of ``objectives_from`` may lack; they then stay new.
+    may_stay_new: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Any, encoder_config: PreTrainedConfig) -> None:
         super().__init__()

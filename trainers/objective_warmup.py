@@ -5,9 +5,10 @@ trained first, on the embeddings of the encoder as it is; ``objectives_from`` st
 """
 
 import json
+import logging
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from csekit.modeling import CSEModel
+
+logger = logging.getLogger(__name__)
 
 #: The folder in a run's folder, and its files: the weights, and how they were trained.
 OBJECTIVES_FOLDER = "objectives"
@@ -58,11 +61,15 @@ def objectives_alone(model: CSEModel) -> Iterator[None]:
         model.zero_grad()
 
 
-def save_objectives(model: CSEModel, folder: Path, record: dict[str, Any]) -> None:
-    """Write the weights of all objectives, and the record of their training, into ``folder``; the weights last."""
+def save_objectives(weights: Mapping[str, Tensor], folder: Path, record: dict[str, Any]) -> None:
+    """Write weights of objectives, and the record of their training, into ``folder``; the weights last.
+
+    Arguments:
+        weights: by their names in a model's ``objectives``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.objectives.state_dict().items()}
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     draft = folder / f"{WEIGHTS}.draft"
     save_file(state, draft)
     os.replace(draft, folder / WEIGHTS)
@@ -71,7 +78,8 @@ def save_objectives(model: CSEModel, folder: Path, record: dict[str, Any]) -> No
 def load_objectives(model: CSEModel, folder: Path) -> None:
     """Load weights that :func:`save_objectives` wrote, from ``folder`` or from its subfolder ``objectives``.
 
-    The file must hold every weight of the model's objectives. Weights of further objectives are ignored.
+    The file must hold every weight of the model's objectives, but for those that an objective lets stay new
+    (``may_stay_new``), with a warning. Weights of further objectives are ignored.
 
     Raises:
         ValueError: ``folder`` has no such file, or the weights do not fit; the message names them.
@@ -87,11 +95,16 @@ def load_objectives(model: CSEModel, folder: Path) -> None:
     except SafetensorError as error:
         raise ValueError(f"{paths[0]} is not a whole safetensors file: {error}") from None
     own = model.objectives.state_dict()
-    missing = sorted(set(own) - set(found))
+    optional = tuple(f"{o.config.name}.{prefix}" for o in model.auxiliaries() for prefix in o.may_stay_new)
+    absent = sorted(set(own) - set(found))
+    missing = [name for name in absent if not name.startswith(optional)]
     if missing:
         raise ValueError(
             f"{paths[0]} lacks weights of the objectives: {', '.join(missing[:3])} ({len(missing)} in all)"
         )
+    if absent:
+        logger.warning("%s lacks %s: these weights start new", paths[0], ", ".join(absent))
+    own = {name: tensor for name, tensor in own.items() if name in found}
     for name, tensor in own.items():
         if found[name].shape != tensor.shape:
             raise ValueError(

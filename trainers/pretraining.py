@@ -1,4 +1,4 @@
-"""Pre-training on Transformers' Trainer: stage 1 of InfoCSE or a plain masked LM, from a checkpoint or from nothing.
+"""Pre-training on Transformers' Trainer: stage 1 of InfoCSE, a plain masked LM, or replaced-token detection.
 
 `small_budget_init_` helps short runs of a new model: its word vectors and its attention do not start at random.
 """
@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import IntervalStrategy
 
 from csekit.encoding.encoder import evaluating
-from csekit.modeling import InfoCSEForPreTraining
+from csekit.modeling import EncoderForPreTraining, InfoCSEForPreTraining
+from csekit.modeling.drafts import full_disk_told
 from csekit.modeling.export import length_limit
 from csekit.modeling.initialization import (
     load_word_embeddings_,
@@ -26,14 +27,17 @@ from csekit.trainers.base_trainer import TermsTrainer, warn_of_launcher, without
 from csekit.trainers.batches.masking import MaskingVocabulary
 from csekit.trainers.batches.packing import Blocks, PretrainingCollator
 from csekit.trainers.export_check import check_backbone
+from csekit.trainers.objective_warmup import OBJECTIVES_FOLDER, save_objectives
+from csekit.trainers.run_record import history
 from csekit.trainers.run_settings import array_digest, config_settings, plain, vocabulary_digest
 
 CHECKED_BLOCKS = 4  # blocks on which the exported encoder is compared with the trained one
-HELDOUT_SEED = 0  # seed of the masks of held-out text, the same for all runs
+HELDOUT_SEED = 0  # seed of the masks of held-out text and of the draws in it, the same for all runs
 
 
 class PretrainingTrainer(TermsTrainer):
-    """Trainer for :class:`InfoCSEForPreTraining`. It logs ``loss/mlm``, ``loss/aux_mlm`` and their accuracies.
+    """Trainer for :class:`InfoCSEForPreTraining` and :class:`RTDForPreTraining`. It logs each term of the loss
+    (``loss/mlm``, ``loss/aux_mlm``, ``loss/rtd``) and the accuracies.
 
     Arguments:
         model: new, or from ``from_backbone`` or ``from_pretrained``.
@@ -49,11 +53,11 @@ class PretrainingTrainer(TermsTrainer):
     """
 
     args: PretrainingArguments
-    model: InfoCSEForPreTraining
+    model: EncoderForPreTraining
 
     def __init__(
         self,
-        model: InfoCSEForPreTraining,
+        model: EncoderForPreTraining,
         args: PretrainingArguments,
         blocks: Blocks,
         tokenizer: PreTrainedTokenizerBase,
@@ -63,12 +67,14 @@ class PretrainingTrainer(TermsTrainer):
         _check(model, args, blocks, tokenizer, heldout)
         if heldout is None:
             args.eval_strategy = IntervalStrategy.NO
+        model.load_frozen()
         self.tokenizer, self.heldout = tokenizer, heldout
-        self._mask_heldout = PretrainingCollator(tokenizer, args.mlm_probability, HELDOUT_SEED)
+        masks, scored = (tokenizer, args.mlm_probability), model.scores_all_tokens
+        self._mask_heldout = PretrainingCollator(*masks, HELDOUT_SEED, scored)
         super().__init__(
             model=model,
             args=args,
-            data_collator=PretrainingCollator(tokenizer, args.mlm_probability, args.seed),
+            data_collator=PretrainingCollator(*masks, args.seed, scored),
             train_dataset=blocks,
             eval_dataset=heldout,
             processing_class=tokenizer,
@@ -87,32 +93,37 @@ class PretrainingTrainer(TermsTrainer):
         return metrics
 
     def heldout_scores(self) -> dict[str, float]:
-        """Return ``loss``, its terms ``mlm`` and ``aux_mlm``, and their accuracies in [0, 1]; {} without held-out
-        text.
+        """Return ``loss``, its terms, and their accuracies in [0, 1]; {} without held-out text.
 
-        They are exact means over all masked tokens, without dropout, in the precision of the weights. The masks are
-        the same on every call and the global random state does not change. Every process scores the whole text.
+        They are exact means over all tokens that they count, without dropout, in the precision of the weights. The
+        masks and a generator's random numbers are the same on every call, and the global random state does not change.
+        Every process scores the whole text.
         """
         if self.heldout is None:
             return {}
         totals: dict[str, Any] = {}
-        tokens = 0
+        tokens: dict[str, Any] = {}
+        terms: dict[str, Any] = {}
         size = self.args.per_device_eval_batch_size
-        with without_autocast(self.model), evaluating(self.model):
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+        with without_autocast(self.model), evaluating(self.model), torch.random.fork_rng(devices=devices):
+            torch.manual_seed(HELDOUT_SEED)
             for start in range(0, len(self.heldout), size):
                 rows = [self.heldout[i] for i in range(start, min(start + size, len(self.heldout)))]
                 batch = self._prepare_inputs(self._mask_heldout(rows))
                 batch.pop("index")
                 output = self.model(**batch)
-                count = len(batch["labels"])
-                tokens += count
-                for name, value in {"loss": output.loss, **output.loss_dict, **output.metrics}.items():
-                    totals[name] = totals.get(name, 0.0) + value.double() * count
-        return {name: float(total) / max(tokens, 1) for name, total in totals.items()}
+                terms = output.loss_dict
+                for name, value in {**terms, **output.metrics}.items():
+                    totals[name] = totals.get(name, 0.0) + value.double() * output.counts[name]
+                    tokens[name] = tokens.get(name, 0) + output.counts[name]
+        scores = {name: float(total) / max(int(tokens[name]), 1) for name, total in totals.items()}
+        return {"loss": sum(scores[name] for name in terms), **scores}
 
     def save_run(self) -> Path:
-        """Write the model as it is to ``training/`` and export it to the root of the run's folder: a plain masked LM
-        with the auxiliary head in a subfolder. Load the encoder again and compare its states on a few blocks.
+        """Write the model as it is to ``training/`` and export it to the root of the run's folder (see
+        ``export_checkpoint``), and weights for ``objectives_from`` to ``objectives/``. Load the encoder again and
+        compare its states on a few blocks.
 
         Returns:
             the folder to load from.
@@ -128,6 +139,10 @@ class PretrainingTrainer(TermsTrainer):
             if self.args.should_save:
                 self.model.export_checkpoint(folder, self.tokenizer)
                 self._check_saved(folder)
+                if weights := self.model.objective_weights():
+                    record = {"steps": self.state.global_step, "learning_rate": self.args.learning_rate}
+                    with full_disk_told(folder):
+                        save_objectives(weights, folder / OBJECTIVES_FOLDER, record | {"log": history(self)[1]})
         return folder
 
     @torch.no_grad()
@@ -155,7 +170,7 @@ class PretrainingTrainer(TermsTrainer):
 
 
 def _check(
-    model: InfoCSEForPreTraining,
+    model: EncoderForPreTraining,
     args: PretrainingArguments,
     blocks: Blocks,
     tokenizer: PreTrainedTokenizerBase,

@@ -221,7 +221,7 @@ class CSETrainer(HubTrainer):
         if not self.stop_on_terminate.interrupted and self.is_world_process_zero():
             record = {"steps": args.max_steps, "learning_rate": args.learning_rate, "log": history(trainer)[1]}
             with full_disk_told(folder):
-                save_objectives(self.model, folder, record)
+                save_objectives(self.model.objectives.state_dict(), folder, record)
             shutil.rmtree(folder / TRAINING_FOLDER, ignore_errors=True)
 
     # Optimiser: one group per rate, one clipping norm per clip group

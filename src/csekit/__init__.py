@@ -67,6 +67,8 @@ _PUBLIC: dict[str, str] = {
             "MomentumQueue",
             "MomentumQueueConfig",
             "ObjectiveConfig",
+            "RTDForPreTraining",
+            "RTDPretrainingConfig",
             "Reconstruction",
             "ReconstructionConfig",
             "ReplacedTokenDetection",

@@ -15,7 +15,7 @@ import torch
 import yaml
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
-from csekit.modeling import InfoCSEForPreTraining, SimCSEModel
+from csekit.modeling import InfoCSEForPreTraining, RTDForPreTraining, SimCSEModel
 from csekit.trainers import PretrainingTrainer
 from csekit.trainers.scripts.pretraining_runs import new_encoder_config, parse_pretrain_arguments
 
@@ -126,10 +126,57 @@ def test_stage_1_from_a_checkpoint_feeds_contrastive_training(
     assert all(torch.equal(value, state[name]) for name, value in encoder.backbone.state_dict().items())
 
 
-def test_sigterm_saves_and_the_resumed_run_ends_as_one_that_was_not_stopped(
-    run: Callable[..., int], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_discriminator_from_a_checkpoint_starts_diffcse(
+    run: Callable[..., int], data: Path, tmp_path: Path, trained: bool, capsys: pytest.CaptureFixture
 ) -> None:
-    start = {"model_name_or_path": data / "tiny-bert"}
+    folder = tmp_path / "rtd"
+    assert run(folder, model_name_or_path=data / "tiny-bert", objective="rtd", train_generator=trained) == 0
+    assert f"csekit train --method diffcse --objectives_from {folder}" in capsys.readouterr().out
+    results = results_of(folder)
+    own = {
+        "objective": "rtd",
+        "generator_name_or_path": "tiny-bert",
+        "train_generator": trained,
+        "discriminator_weight": 50.0,
+    }
+    assert own.items() <= results["config"].items()
+    assert str(tmp_path) not in json.dumps(results)
+    expected = {"loss", "rtd", "rtd_accuracy_replaced", "rtd_accuracy_kept", "replaced"}
+    expected |= {"mlm", "mlm_accuracy"} if trained else set()
+    assert results["heldout"]["before"].keys() == results["heldout"]["after"].keys() == expected
+    assert [entry["step"] for entry in results["heldout"]["history"]] == [4, 8]
+    assert results["heldout"]["history"][-1]["rtd"] == pytest.approx(results["heldout"]["after"]["rtd"], abs=1e-5)
+    assert {"loss/rtd", "metrics/rtd_accuracy_replaced"} <= results["log"][0].keys()
+    assert ("loss/mlm" in results["log"][0]) == trained
+    assert json.loads((folder / "objectives" / "objectives.json").read_text())["steps"] == 8
+
+    model = RTDForPreTraining.from_pretrained(folder / "training")
+    state = model.backbone.state_dict()
+    plain = AutoModel.from_pretrained(folder).state_dict()
+    assert all(torch.equal(value, plain[name]) for name, value in state.items())
+    texts = {"backbone": data / "tiny-bert", "texts": data / "texts.txt", "method": "diffcse"}
+    trainer = small.make_trainer(**texts, output_dir=tmp_path / "diffcse", objectives_from=str(folder))
+    rtd = trainer.model.objectives["rtd"]
+    assert all(torch.equal(value, state[name]) for name, value in rtd.discriminator.model.state_dict().items())
+    assert torch.equal(rtd.head.weight, model.head.weight)
+    encoder = AutoModel.from_pretrained(data / "tiny-bert").state_dict()
+    assert all(torch.equal(value, encoder[name]) for name, value in trainer.model.backbone.state_dict().items())
+
+    assert run(folder, model_name_or_path=data / "tiny-bert", objective="mlm", overwrite=True) == 0
+    assert not (folder / "objectives").exists()  # the earlier discriminator does not belong to these weights
+
+
+@pytest.mark.parametrize("own", [{}, {"objective": "rtd"}, {"objective": "rtd", "train_generator": False}])
+def test_sigterm_saves_and_the_resumed_run_ends_as_one_that_was_not_stopped(
+    run: Callable[..., int],
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    own: dict[str, Any],
+) -> None:
+    start = {"model_name_or_path": data / "tiny-bert", **own}
     assert run(tmp_path / "straight", **start) == 0
     step = PretrainingTrainer.training_step
 
@@ -157,7 +204,10 @@ def test_sigterm_saves_and_the_resumed_run_ends_as_one_that_was_not_stopped(
     [
         ({"train_file": "nowhere.txt"}, "nowhere.txt"),
         ({"train_file": None}, "either --train_file or --dataset_name"),
-        ({"objective": "rtd"}, "objective must be one of 'condenser', 'mlm', got 'rtd'"),
+        ({"objective": "electra"}, "objective must be one of 'condenser', 'mlm', 'rtd', got 'electra'"),
+        ({"objective": "rtd"}, "objective 'rtd' needs --model_name_or_path"),
+        ({"generator_name_or_path": "bert"}, "--generator_name_or_path must be left out with objective 'condenser'"),
+        ({"discriminator_weight": -1}, "discriminator_weight must be a number of at least 0, got -1.0"),
         ({"vocab_size": None}, "give --model_name_or_path, or for a new model either --vocab_size"),
         ({"model_name_or_path": "bert"}, "--config_overrides must be left out with --model_name_or_path"),
         ({"config_overrides": "width=3"}, "config_overrides of 'bert': 'width=3': key width isn't in"),
@@ -194,6 +244,25 @@ def test_a_family_without_the_head_says_so(
     assert run(tmp_path / "run", **sizes) == 2
     assert "an auxiliary head is not possible; objective 'mlm' trains every family" in capsys.readouterr().err
     assert run(tmp_path / "run", **sizes, objective="mlm") == 0
+
+
+def test_a_generator_that_does_not_fit_is_refused_before_the_texts_are_read(
+    run: Callable[..., int], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    other = small.write_backbone(tmp_path / "other")
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["elsewhere"])
+    tokenizer.save_pretrained(other)
+    start = {"model_name_or_path": data / "tiny-bert", "objective": "rtd"}
+    for generator, message in (
+        (other, "generator_name_or_path must have the vocabulary of the encoder"),
+        (tmp_path / "nowhere", "nowhere"),
+    ):
+        assert run(tmp_path / "run", **start, generator_name_or_path=generator) == 2
+        printed = capsys.readouterr()
+        (line,) = [line for line in printed.err.splitlines() if line.startswith("run_pretrain.py: error: ")]
+        assert message in line
+        assert "texts.txt" not in printed.out
 
 
 def test_a_new_config_takes_the_tokenizer_s_special_ids(data: Path) -> None:

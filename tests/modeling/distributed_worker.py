@@ -24,8 +24,11 @@ from csekit.modeling import (
     MaskingSpec,
     PerturbationSpec,
     PositivesSpec,
+    RTDForPreTraining,
+    RTDPretrainingConfig,
     SpanSpec,
     TargetSpec,
+    modeling_rtd_pretraining,
 )
 from csekit.modeling.distributed import gather_rows, sum_over_processes, token_mean
 from csekit.modeling.fast_cache import Chunks
@@ -377,8 +380,9 @@ def run(
     }
 
 
-def pretrain(rank: int | None) -> dict[str, Any]:
-    """One step of stage 1 on a process's rows, with five masked tokens on the first process and two on the second."""
+def pretrain(rank: int | None, objective: str = "condenser") -> dict[str, Any]:
+    """One step of pre-training on a process's rows, with five masked tokens on the first process and two on the
+    second. A generator takes its likeliest tokens."""
     encoder = BertConfig(
         vocab_size=64,
         hidden_size=16,
@@ -391,7 +395,10 @@ def pretrain(rank: int | None) -> dict[str, Any]:
         attention_probs_dropout_prob=0.0,
     )
     torch.manual_seed(7)
-    model = InfoCSEForPreTraining(InfoCSEPretrainingConfig(encoder_config=encoder)).train()
+    stage1 = objective == "condenser"
+    model: Any = InfoCSEForPreTraining(InfoCSEPretrainingConfig(encoder_config=encoder)) if stage1 else None
+    model = (model or RTDForPreTraining(RTDPretrainingConfig(encoder_config=encoder))).train()
+    modeling_rtd_pretraining.draw = lambda logits: logits.argmax(-1)
     module = model if rank is None else DistributedDataParallel(model, find_unused_parameters=False)
     ids = torch.randint(5, 60, (WORLD * B, L), generator=torch.Generator().manual_seed(1))
     masked = [torch.tensor([1, 9, 10, 20, 31]), torch.tensor([3, 30])]
@@ -400,7 +407,8 @@ def pretrain(rank: int | None) -> dict[str, Any]:
     else:
         ids, positions = ids[rank * B : rank * B + B], masked[rank]
     labels = ids.flatten()[positions]
-    output = module(ids.flatten().index_fill(0, positions, 4).view_as(ids), None, positions, labels)
+    scored = () if stage1 else (torch.arange(ids.numel())[torch.arange(ids.numel()) % L > 0],)
+    output = module(ids.flatten().index_fill(0, positions, 4).view_as(ids), None, positions, labels, *scored)
     output.loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     return {"loss_dict": output.loss_dict, "metrics": output.metrics, "gradients": gradients}
@@ -434,7 +442,7 @@ def main(rank: int, port: str, folder: str) -> None:
     results: dict[str, Any] = {"collectives": collectives(rank)}
     for name, case in CASES.items():
         results[name] = run(rank, Path(folder) / "generator", **case)
-    results["pretrain"] = pretrain(rank)
+    results |= {"pretrain": pretrain(rank), "pretrain_rtd": pretrain(rank, "rtd")}
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 

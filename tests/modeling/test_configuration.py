@@ -20,6 +20,7 @@ from csekit.modeling import (
     MaskedLMConfig,
     MSSEConfig,
     ReconstructionConfig,
+    RTDPretrainingConfig,
     SimCSEConfig,
     SimCSEModel,
 )
@@ -28,7 +29,7 @@ from csekit.modeling.backbone import dropout_fields
 CONFIGS = [CSEConfig, SimCSEConfig, InforMinConfig, InfoCSEConfig]
 
 
-@pytest.mark.parametrize("kind", [CSEConfig, InfoCSEConfig, InfoCSEPretrainingConfig])
+@pytest.mark.parametrize("kind", [CSEConfig, InfoCSEConfig, InfoCSEPretrainingConfig, RTDPretrainingConfig])
 def test_what_a_config_takes_from_its_encoders(kind):
     encoder = {"model_type": "roberta", "hidden_size": 24, "num_attention_heads": 2, "initializer_range": 0.03}
     config = kind(encoder_config={**encoder, "pad_token_id": 1, "_name_or_path": "/home/somebody/roberta"})

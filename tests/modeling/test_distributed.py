@@ -62,7 +62,7 @@ def results(tmp_path_factory) -> dict[str, Any]:
     ]
     try:
         one = {name: worker.run(None, folder / "generator", **case) for name, case in worker.CASES.items()}
-        one["pretrain"] = worker.pretrain(None)
+        one |= {"pretrain": worker.pretrain(None), "pretrain_rtd": worker.pretrain(None, "rtd")}
         for process in processes:
             printed, _ = process.communicate(timeout=400)
             assert process.returncode == 0, printed.decode()
@@ -76,7 +76,7 @@ def close(a: torch.Tensor, b: torch.Tensor, what: str) -> None:
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=lambda text: f"{what}: {text}")
 
 
-@pytest.mark.parametrize("case", [*CASES, "pretrain"])
+@pytest.mark.parametrize("case", [*CASES, "pretrain", "pretrain_rtd"])
 def test_terms_and_gradients_equal_one_process(results, case):
     one, two = results["-"][case], [results[rank][case] for rank in ("0", "1")]
     assert one["loss_dict"].keys() == two[0]["loss_dict"].keys() == two[1]["loss_dict"].keys() != set()
@@ -134,9 +134,16 @@ def test_diagnostics_average_to_those_of_one_process(results, case):
     assert one["identical_texts"] == 2
 
 
-def test_accuracies_of_pretraining_average_to_those_of_one_process(results):
-    one, two = results["-"]["pretrain"]["metrics"], [results[rank]["pretrain"]["metrics"] for rank in ("0", "1")]
-    assert one.keys() == two[0].keys() == two[1].keys() == {"mlm_accuracy", "aux_mlm_accuracy"}
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        ("pretrain", {"mlm_accuracy", "aux_mlm_accuracy"}),
+        ("pretrain_rtd", {"mlm_accuracy", "rtd_accuracy_replaced", "rtd_accuracy_kept", "replaced"}),
+    ],
+)
+def test_accuracies_of_pretraining_average_to_those_of_one_process(results, case, names):
+    one, two = results["-"][case]["metrics"], [results[rank][case]["metrics"] for rank in ("0", "1")]
+    assert one.keys() == two[0].keys() == two[1].keys() == names
     for name, value in one.items():
         close((two[0][name] + two[1][name]) / 2, value, name)
 

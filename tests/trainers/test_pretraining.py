@@ -8,7 +8,13 @@ import pytest
 import torch
 from transformers import BertConfig, PreTrainedTokenizerFast, TrainerCallback
 
-from csekit.modeling import InfoCSEForPreTraining, InfoCSEPretrainingConfig
+from csekit.modeling import (
+    EncoderForPreTraining,
+    InfoCSEForPreTraining,
+    InfoCSEPretrainingConfig,
+    RTDForPreTraining,
+    RTDPretrainingConfig,
+)
 from csekit.trainers import (
     NonFiniteLossError,
     PretrainingArguments,
@@ -42,10 +48,23 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int = 3, **fields: Any) 
     return InfoCSEForPreTraining(InfoCSEPretrainingConfig(encoder_config=encoder, **fields))
 
 
+def new_discriminator(tokenizer: PreTrainedTokenizerFast, seed: int = 3) -> RTDForPreTraining:
+    """A discriminator of the same size with a trained generator, both new."""
+    encoder = new_model(tokenizer).config.encoder_config
+    torch.manual_seed(seed)
+    return RTDForPreTraining(RTDPretrainingConfig(encoder_config=encoder))
+
+
+def model_of(objective: str, tokenizer: PreTrainedTokenizerFast, seed: int = 3) -> EncoderForPreTraining:
+    return (
+        new_discriminator(tokenizer, seed) if objective == "rtd" else new_model(tokenizer, seed, objective=objective)
+    )
+
+
 def trainer_of(
     folder: Path,
     tokenizer: PreTrainedTokenizerFast,
-    model: InfoCSEForPreTraining | None = None,
+    model: EncoderForPreTraining | None = None,
     heldout: bool = True,
     callbacks: list[TrainerCallback] | None = None,
     **arguments: Any,
@@ -108,8 +127,45 @@ def test_heldout_scores_are_exact_means_over_all_masked_tokens(
     assert trainer_of(tmp_path, tokenizer, heldout=False).heldout_scores() == {}
 
 
-def test_every_weight_moves(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = new_model(tokenizer)
+def test_a_discriminator_is_logged_and_scored_as_its_terms_say(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Each share is a mean over its own tokens: replaced, kept, masked; the draws are the same in every call."""
+    trainer = trainer_of(tmp_path, tokenizer, new_discriminator(tokenizer), per_device_eval_batch_size=100)
+    trainer.train()
+    for entry in (entry for entry in trainer.state.log_history if "loss" in entry):
+        assert entry["loss"] == pytest.approx(entry["loss/mlm"] + entry["loss/rtd"], abs=1e-3)
+    heldout = trainer.heldout
+    assert heldout is not None
+    state = torch.get_rng_state()
+    scores = trainer.heldout_scores()
+    assert scores == trainer.heldout_scores()
+    assert torch.equal(state, torch.get_rng_state())
+    batch = PretrainingCollator(tokenizer, 0.15, HELDOUT_SEED, scored=True)([heldout[i] for i in range(len(heldout))])
+    del batch["index"]
+    torch.manual_seed(HELDOUT_SEED)
+    with torch.no_grad():
+        whole = trainer.model.eval()(**batch)
+    expected = {"loss": whole.loss, **whole.loss_dict, **whole.metrics}
+    assert scores == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-5)
+    trainer.args.per_device_eval_batch_size = 5
+    parts = trainer.heldout_scores()
+    outputs = []
+    torch.manual_seed(HELDOUT_SEED)
+    with torch.no_grad():
+        for start in range(0, len(heldout), 5):
+            rows = [heldout[i] for i in range(start, min(start + 5, len(heldout)))]
+            batch = PretrainingCollator(tokenizer, 0.15, HELDOUT_SEED, scored=True)(rows)
+            del batch["index"]
+            outputs.append(trainer.model(**batch))
+    for name in ("rtd_accuracy_replaced", "rtd_accuracy_kept", "replaced"):
+        hits = sum(float(output.metrics[name]) * int(output.counts[name]) for output in outputs)
+        assert parts[name] == pytest.approx(hits / sum(int(output.counts[name]) for output in outputs))
+
+
+@pytest.mark.parametrize("objective", ["condenser", "rtd"])
+def test_every_weight_moves(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, objective: str) -> None:
+    model = model_of(objective, tokenizer)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trainer_of(tmp_path, tokenizer, model, weight_decay=0.0).train()
     still = [name for name, value in model.named_parameters() if torch.equal(value, before[name])]
@@ -127,7 +183,7 @@ class Stop(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("objective", ["condenser", pytest.param("mlm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("objective", ["condenser", "rtd", pytest.param("mlm", marks=pytest.mark.slow)])
 def test_a_resumed_run_is_bitwise_the_same(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, objective: str) -> None:
     """Epochs of several steps, stopped within the second: order, masks and dropout go on where they were."""
     settings: dict[str, Any] = {
@@ -136,12 +192,12 @@ def test_a_resumed_run_is_bitwise_the_same(tokenizer: PreTrainedTokenizerFast, t
         "logging_steps": 5,
         "per_device_train_batch_size": 16,
     }
-    straight = trainer_of(tmp_path / "straight", tokenizer, new_model(tokenizer, objective=objective), **settings)
+    straight = trainer_of(tmp_path / "straight", tokenizer, model_of(objective, tokenizer), **settings)
     straight.train()
-    broken = new_model(tokenizer, objective=objective)
+    broken = model_of(objective, tokenizer)
     with pytest.raises(KeyboardInterrupt):
         trainer_of(tmp_path / "broken", tokenizer, broken, callbacks=[Stop(11)], **settings).train()
-    again = trainer_of(tmp_path / "broken", tokenizer, new_model(tokenizer, seed=9, objective=objective), **settings)
+    again = trainer_of(tmp_path / "broken", tokenizer, model_of(objective, tokenizer, seed=9), **settings)
     again.train(resume_from_checkpoint=True)
     left, right = straight.model.state_dict(), again.model.state_dict()
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
@@ -174,13 +230,31 @@ def test_both_terms_learn_what_the_context_tells(tmp_path: Path) -> None:
     blocks, unseen = pack(texts, tokenizer, 8), pack([" ".join([word] * 6) for word in words], tokenizer, 8)
     options: dict[str, Any] = {"max_steps": 40, "learning_rate": 2e-2, "per_device_train_batch_size": 16}
     args = PretrainingArguments(str(tmp_path), save_strategy="no", disable_tqdm=True, use_cpu=True, **options)
-    trainer = PretrainingTrainer(new_model(tokenizer, head_layers=1), args, blocks, tokenizer, unseen)
-    small_budget_init_(trainer.model, blocks, tokenizer)
+    model = new_model(tokenizer, head_layers=1)
+    trainer = PretrainingTrainer(model, args, blocks, tokenizer, unseen)
+    small_budget_init_(model, blocks, tokenizer)
     trainer.train()
     scores = trainer.heldout_scores()
     assert scores["mlm"] < 1 and scores["aux_mlm"] < 1, math.log(8)
     assert scores["mlm_accuracy"] > 0.7
     assert scores["aux_mlm_accuracy"] > 0.7
+
+
+def test_a_discriminator_learns_what_the_context_tells(tmp_path: Path) -> None:
+    """A sentence repeats one word of eight: another word among them was replaced. The share of replaced tokens alone
+    gives a loss of 0.43 nats, 21 with the weight."""
+    words = ["ant", "bee", "cow", "dog", "elk", "fox", "gnu", "hen"]
+    texts = [" ".join([words[i * i % 7 + i % 2]] * 6) for i in range(160)]
+    tokenizer = train_tokenizer(texts, 60)
+    blocks, unseen = pack(texts, tokenizer, 8), pack([" ".join([word] * 6) for word in words] * 8, tokenizer, 8)
+    options: dict[str, Any] = {"max_steps": 120, "learning_rate": 1e-2, "mlm_probability": 0.3, "warmup_steps": 0}
+    args = PretrainingArguments(str(tmp_path), save_strategy="no", disable_tqdm=True, use_cpu=True, **options)
+    trainer = PretrainingTrainer(new_discriminator(tokenizer), args, blocks, tokenizer, unseen)
+    trainer.train()
+    scores = trainer.heldout_scores()
+    assert scores["rtd"] < 14
+    assert scores["rtd_accuracy_replaced"] > 0.6
+    assert scores["rtd_accuracy_kept"] > 0.9
 
 
 def test_small_budget_start(tokenizer: PreTrainedTokenizerFast) -> None:

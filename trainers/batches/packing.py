@@ -152,13 +152,16 @@ class PretrainingCollator:
         tokenizer: a tokenizer with a mask token.
         probability: share of words to predict.
         seed: seed of the masks.
+        scored: True to add ``scored_positions``.
 
     Raises:
         ValueError: the tokenizer has no mask token, or a probability outside [0, 1].
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, probability: float = 0.15, seed: int = 42) -> None:
-        self.spec, self.seed = MaskingSpec(probability, views=1), seed
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, probability: float = 0.15, seed: int = 42, scored: bool = False
+    ) -> None:
+        self.spec, self.seed, self.scored = MaskingSpec(probability, views=1), seed, scored
         self.vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
         check_spec("mlm", self.spec, self.vocabulary)
 
@@ -167,7 +170,8 @@ class PretrainingCollator:
 
         Returns:
             ``input_ids`` (masked), ``attention_mask`` (B, L) int64; ``masked_positions`` (M,) in the flattened ids,
-            ascending, and ``labels`` (M,), the original ids there; ``index`` (B,); ``return_loss`` True.
+            ascending, and ``labels`` (M,), the original ids there; with ``scored`` also ``scored_positions`` (S,),
+            those of all tokens that are not special; ``index`` (B,); ``return_loss`` True.
         """
         ids_BL = np.stack([row["input_ids"] for row in rows]).astype(np.int64)
         lengths_B = np.array([row["length"] for row in rows])
@@ -185,7 +189,9 @@ class PretrainingCollator:
             name="mlm",
             words_NL=np.stack([row["words"] for row in rows]),
         )
+        own_S = np.flatnonzero(real_BL & ~self.vocabulary.special[ids_BL]).astype(np.int64)
         return {
+            **({"scored_positions": torch.from_numpy(own_S)} if self.scored else {}),
             "input_ids": torch.from_numpy(masked_BL),
             "attention_mask": torch.from_numpy(real_BL.astype(np.int64)),
             "masked_positions": torch.from_numpy(positions_M),

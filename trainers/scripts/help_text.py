@@ -82,7 +82,7 @@ BEFORE_METHOD = (
         (
             "config", "model_name_or_path", "method", "objectives", "imports", "objective", "dropout", "layers",
             "model_type", "config_overrides", "vocab_size", "tokenizer_name", "small_budget_init", "split_layer",
-            "head_layers", "head_init",
+            "head_layers", "head_init", "generator_name_or_path", "train_generator", "discriminator_weight",
         ),
     ),
     Group(

@@ -1,15 +1,17 @@
-"""Pre-train an encoder, new or from a checkpoint: stage 1 of InfoCSE, or a plain masked LM.
+"""Pre-train an encoder, new or from a checkpoint: stage 1 of InfoCSE, a plain masked LM, or replaced-token detection.
 
     csekit pretrain --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --output_dir runs/stage1                              # stage 1: encoder and head that InfoCSE starts from
     csekit pretrain --vocab_size 8000 --objective mlm --small_budget_init --train_file sentences.txt \
         --output_dir runs/my-bert                             # a new tokenizer and a new BERT
+    csekit pretrain --model_name_or_path bert-base-uncased --objective rtd --train_file sentences.txt \
+        --output_dir runs/rtd                                 # a discriminator that DiffCSE starts from
 
 `examples/run_pretrain.py` of the repository is the same program. The root of `--output_dir` becomes the checkpoint: a
 plain masked LM that AutoModel loads, its tokenizer, and with `--objective condenser` the auxiliary head in a
-subfolder. `training/` holds the checkpoints for `--resume_from_checkpoint True`, `results.json` the measurements. The
-program refuses a folder that holds a run unless you give `--overwrite`. On SIGTERM it saves a checkpoint and ends with
-status 143.
+subfolder. With `--objective rtd` it is a plain encoder, and `objectives/` holds what DiffCSE starts from. `training/`
+holds the checkpoints for `--resume_from_checkpoint True`, `results.json` the measurements. The program refuses a
+folder that holds a run unless you give `--overwrite`. On SIGTERM it saves a checkpoint and ends with status 143.
 """
 
 import time
@@ -23,10 +25,12 @@ from csekit.trainers.pretraining import PretrainingTrainer
 from csekit.trainers.scripts.launch import use_all_cores
 from csekit.trainers.scripts.pretraining_runs import (
     PretrainRunArguments,
+    check_networks,
     heldout_table,
     load_texts,
     make_model,
     make_tokenizer,
+    next_command,
     parse_pretrain_arguments,
     write_pretraining,
 )
@@ -55,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run.check()
     with run_folder(run, args):
         with one_line_errors():
+            check_networks(run)
             corpus, texts, unseen = load_texts(run)
             tokenizer = make_tokenizer(run, texts)
             blocks = pack(texts, tokenizer, args.block_length, args.whole_word_masking)
@@ -85,5 +90,5 @@ def train_and_export(trainer: PretrainingTrainer, run: PretrainRunArguments, cor
         seconds["total"] = time.monotonic() - started
         write_pretraining(trainer, run, corpus, before, after, seconds)
         print(heldout_table(before, after))
-        print(f"\nThe checkpoint is in {folder}: csekit train --model_name_or_path {folder}")
+        print(f"\nThe checkpoint is in {folder}: {next_command(trainer.model.config, folder)}")
     return 0

@@ -15,18 +15,28 @@ from transformers import (
 from csekit.encoding.pretrained import broken_model_told, check_backbone, check_files, load_tokenizer
 from csekit.encoding.provenance import environment
 from csekit.evaluation.results import write_results
-from csekit.modeling import InfoCSEForPreTraining, InfoCSEPretrainingConfig
+from csekit.modeling import (
+    EncoderForPreTraining,
+    InfoCSEForPreTraining,
+    InfoCSEPretrainingConfig,
+    RTDForPreTraining,
+    RTDPretrainingConfig,
+)
 from csekit.modeling.backbone import set_dropout
 from csekit.modeling.configuration_infocse_pretraining import PRETRAINING_OBJECTIVES
+from csekit.modeling.modeling_rtd_pretraining import check_generator
+from csekit.modeling.settings import check_number
 from csekit.trainers.arguments import PretrainingArguments
 from csekit.trainers.batches.packing import Blocks
 from csekit.trainers.data.corpora import Corpus, load_corpus
 from csekit.trainers.data.tokenizer_training import train_tokenizer
 from csekit.trainers.pretraining import PretrainingTrainer, small_budget_init_
-from csekit.trainers.run_record import changed_arguments, history
+from csekit.trainers.run_record import changed_arguments, history, without_folders
 from csekit.trainers.scripts.help_text import Section
 from csekit.trainers.scripts.run_arguments import CorpusArguments, build_parser, parse_arguments
 
+#: The objectives of pre-training: those of :class:`InfoCSEForPreTraining`, and replaced-token detection.
+OBJECTIVES = (*PRETRAINING_OBJECTIVES, RTDPretrainingConfig.objective)
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
 
@@ -36,7 +46,10 @@ class PretrainRunArguments(CorpusArguments):
 
     objective: str = field(
         default="condenser",
-        metadata={"help": "condenser (stage 1 of InfoCSE, with an auxiliary head) or mlm (a plain masked LM)."},
+        metadata={
+            "help": "condenser (stage 1 of InfoCSE, with an auxiliary head), mlm (a plain masked LM) or rtd "
+            "(replaced-token detection, a discriminator for DiffCSE)."
+        },
     )
     split_layer: int | None = field(
         default=None, metadata={"help": "k, the layer that the head reads; default: 6, half in shallow encoders."}
@@ -45,6 +58,19 @@ class PretrainRunArguments(CorpusArguments):
     head_init: str = field(
         default="top_layers",
         metadata={"help": "The auxiliary head's first weights: top_layers (the encoder's) or new (as Condenser)."},
+    )
+    generator_name_or_path: str | None = field(
+        default=None,
+        metadata={
+            "help": "With rtd: the masked LM that replaces tokens, with the encoder's vocabulary; default: the "
+            "encoder's own."
+        },
+    )
+    train_generator: bool = field(
+        default=True, metadata={"help": "With rtd: train the generator beside the discriminator, as ELECTRA."}
+    )
+    discriminator_weight: float = field(
+        default=50.0, metadata={"help": "With rtd: factor of the discriminator's loss beside the generator's."}
     )
     model_type: str = field(default="bert", metadata={"help": "Family of a new model."})
     config_overrides: str | None = field(
@@ -67,9 +93,15 @@ class PretrainRunArguments(CorpusArguments):
     def check(self) -> None:
         """Raise ValueError for arguments that are missing or contradict each other."""
         super().check()
-        if self.objective not in PRETRAINING_OBJECTIVES:
-            allowed = ", ".join(map(repr, PRETRAINING_OBJECTIVES))
-            raise ValueError(f"objective must be one of {allowed}, got {self.objective!r}")
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective must be one of {', '.join(map(repr, OBJECTIVES))}, got {self.objective!r}")
+        if self.objective == RTDPretrainingConfig.objective and self.model_name_or_path is None:
+            raise ValueError("objective 'rtd' needs --model_name_or_path: its networks start from a checkpoint")
+        check_number("discriminator_weight", self.discriminator_weight, 0)
+        if self.objective != RTDPretrainingConfig.objective and self.generator_name_or_path is not None:
+            raise ValueError(
+                f"--generator_name_or_path must be left out with objective {self.objective!r}, which has none"
+            )
         if not 0 <= self.heldout_share <= 0.5:
             raise ValueError(f"heldout_share must lie in [0, 0.5], got {self.heldout_share}")
         fresh = {
@@ -101,6 +133,23 @@ def parse_pretrain_arguments(
 def pretrain_sections() -> list[Section]:
     """Return the options of pre-training in groups, as ``--help`` shows them."""
     return build_parser((PretrainRunArguments, PretrainingArguments)).sections()
+
+
+def check_networks(run: PretrainRunArguments) -> None:
+    """Check the generator of replaced-token detection before the texts are read.
+
+    Raises:
+        ValueError: it cannot be loaded, its family has no masked LM, or its vocabulary is not the encoder's.
+    """
+    if run.objective != RTDPretrainingConfig.objective:
+        return
+    name = str(run.model_name_or_path)
+    generator = run.generator_name_or_path or name
+    with broken_model_told(name):
+        check_files(name)
+    with broken_model_told(generator):
+        check_files(generator)
+        check_generator(name, generator)
 
 
 def load_texts(run: PretrainRunArguments) -> tuple[Corpus, list[str], list[str]]:
@@ -140,12 +189,14 @@ def make_tokenizer(run: PretrainRunArguments, texts: Sequence[str]) -> PreTraine
         return load_tokenizer(name, None, None)
 
 
-def make_model(run: PretrainRunArguments, tokenizer: PreTrainedTokenizerBase, blocks: Blocks) -> InfoCSEForPreTraining:
+def make_model(run: PretrainRunArguments, tokenizer: PreTrainedTokenizerBase, blocks: Blocks) -> EncoderForPreTraining:
     """Return the model to train, from the checkpoint or new. New weights are drawn from the global generator.
 
     Raises:
-        ValueError: sizes that do not fit together, or a family without the objective.
+        ValueError: sizes that do not fit together, a family without the objective, or a generator that does not fit.
     """
+    if run.objective == RTDPretrainingConfig.objective:
+        return make_discriminator(run, tokenizer)
     own: dict[str, Any] = {
         "objective": run.objective,
         "split_layer": run.split_layer,
@@ -163,6 +214,20 @@ def make_model(run: PretrainRunArguments, tokenizer: PreTrainedTokenizerBase, bl
     model = InfoCSEForPreTraining(InfoCSEPretrainingConfig(encoder_config=encoder, **own))
     if run.small_budget_init:
         small_budget_init_(model, blocks, tokenizer)
+    return model
+
+
+def make_discriminator(run: PretrainRunArguments, tokenizer: PreTrainedTokenizerBase) -> RTDForPreTraining:
+    """Return the discriminator to train, with its generator; errors as in :func:`make_model`."""
+    name = str(run.model_name_or_path)
+    own: dict[str, Any] = {
+        "generator_name_or_path": run.generator_name_or_path,
+        "train_generator": run.train_generator,
+        "discriminator_weight": run.discriminator_weight,
+    }
+    with broken_model_told(name):
+        model = RTDForPreTraining.from_backbone(name, dropout=run.dropout, **own)
+        check_backbone(name, model.backbone, tokenizer)
     return model
 
 
@@ -203,7 +268,7 @@ def write_pretraining(
 ) -> Path:
     """Write ``results.json`` into the run's folder: setting, held-out scores before, during and after, log, time."""
     evaluations, log = history(trainer)
-    config = trainer.model.config
+    config: Any = trainer.model.config
     blocks: Any = trainer.train_dataset
     heldout = trainer.heldout
     encoder = {name: value for name, value in config.encoder_config.to_diff_dict().items() if name[0] != "_"}
@@ -215,10 +280,7 @@ def write_pretraining(
         "blocks": {"train": len(blocks), "heldout": len(heldout) if heldout is not None else 0},
         "tokens": int(blocks.lengths_N.sum()),
         "config": {
-            "objective": config.objective,
-            "split_layer": config.split_layer,
-            "head_layers": config.head_layers if config.objective == "condenser" else None,
-            "head_init": config.head_init if config.objective == "condenser" else None,
+            **own_settings(config),
             "small_budget_init": run.small_budget_init,
             "trained_tokenizer": run.vocab_size is not None,
             "dropout": run.dropout,
@@ -234,6 +296,26 @@ def write_pretraining(
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
     }
     return write_results(Path(str(trainer.args.output_dir)) / "results.json", results, overwrite=True)
+
+
+def own_settings(config: Any) -> dict[str, Any]:
+    """Return the objective with its settings, a generator's folder as its last part."""
+    if isinstance(config, RTDPretrainingConfig):
+        names = ("objective", "generator_name_or_path", "train_generator", "discriminator_weight")
+        return without_folders({name: getattr(config, name) for name in names})
+    head = {name: getattr(config, name) for name in ("head_layers", "head_init")}
+    return {
+        "objective": config.objective,
+        "split_layer": config.split_layer,
+        **(head if config.objective == "condenser" else dict.fromkeys(head)),
+    }
+
+
+def next_command(config: Any, folder: Path) -> str:
+    """Return the command that starts from the checkpoint, for a terminal."""
+    if isinstance(config, RTDPretrainingConfig):
+        return f"csekit train --method diffcse --objectives_from {folder}"
+    return f"csekit train --model_name_or_path {folder}"
 
 
 def heldout_table(before: dict[str, float], after: dict[str, float]) -> str:

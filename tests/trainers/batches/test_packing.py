@@ -123,6 +123,22 @@ def test_masking_equals_a_loop_over_words(
     assert batch["attention_mask"].sum(1).tolist() == blocks.lengths_N.tolist()
 
 
+def test_the_scored_positions_are_all_tokens_that_are_not_special(
+    tokenizer: PreTrainedTokenizerFast, sentences: list[str]
+) -> None:
+    blocks = pack(sentences, tokenizer, 24)
+    rows = [blocks[i] for i in range(len(blocks))]
+    batch = PretrainingCollator(tokenizer, 0.3, scored=True)(rows)
+    special = set(tokenizer.all_special_ids)
+    places = [(i, t) for i, length in enumerate(blocks.lengths_N) for t in range(length)]
+    expected = [24 * i + t for i, t in places if int(blocks.ids_NL[i, t]) not in special]
+    assert batch["scored_positions"].tolist() == expected
+    assert set(batch["masked_positions"].tolist()) < set(expected)
+    plain = PretrainingCollator(tokenizer, 0.3)(rows)
+    assert plain.keys() == batch.keys() - {"scored_positions"}
+    assert torch.equal(plain["input_ids"], batch["input_ids"])
+
+
 def test_rates_are_berts(wordpiece: PreTrainedTokenizerFast, sentences: list[str]) -> None:
     """15 % of words, so of tokens in the mean; of the chosen 80 % masked, 10 % another, 10 % kept."""
     blocks = pack(sentences * 400, wordpiece, 64)
