@@ -51,3 +51,8 @@ def _layers(encoder: nn.Module) -> list[nn.Module]:
     count = encoder.config.num_hidden_layers
     lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
     return list(lists[0])[: -1 if attention_output(encoder) is not None else None] if lists else []
+
+
+def compiled(encoder: nn.Module) -> bool:
+    """Return True if ``compile_layers`` compiled layers of this encoder."""
+    return any(getattr(layer, "_compiled_call_impl", None) is not None for layer in _layers(encoder))
