@@ -16,16 +16,18 @@ Shape suffixes: N examples, H features, G values of C.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.sparse import hstack, issparse
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold
 from tqdm.auto import tqdm
 
 from csekit.encoding.encoder import Encoder, vectors
 from csekit.evaluation.transfer_data import TRANSFER_TASKS, Split, TransferTask
+
+if TYPE_CHECKING:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold
 
 #: C times the number of features. Ascending: each fit starts from the one before.
 GRID = (0.25, 1.0, 4.0, 16.0, 64.0)
@@ -229,7 +231,9 @@ def pair_features(u: Features, v: Features) -> Features:
 # Fitting: the functions below return fractions of 1, one value for each C of the grid
 
 
-def _classifier(x: Features, y: np.ndarray) -> LogisticRegression:
+def _classifier(x: Features, y: np.ndarray) -> "LogisticRegression":
+    from sklearn.linear_model import LogisticRegression  # not at the top: 20 MB, and every training imports this file
+
     newton = not issparse(x) and x.shape[1] <= NEWTON_FEATURES and len(np.unique(y)) == 2
     solver = "newton-cholesky" if newton else "lbfgs"
     return LogisticRegression(solver=solver, tol=TOLERANCE, max_iter=5000, warm_start=True)
@@ -259,9 +263,15 @@ def _path(x: Features, y: np.ndarray, x_test: Features, y_test: np.ndarray, grid
     return np.array(found)
 
 
+def _splitter(folds: int, seed: int) -> "StratifiedKFold":
+    from sklearn.model_selection import StratifiedKFold
+
+    return StratifiedKFold(folds, shuffle=True, random_state=seed)
+
+
 def _cross_validated(x: Features, y: np.ndarray, folds: int, seed: int) -> np.ndarray:
     """Return the mean accuracy of the folds for each C, (G,)."""
-    splitter = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    splitter = _splitter(folds, seed)
     return np.mean([_path(x[a], y[a], x[b], y[b], GRID) for a, b in splitter.split(np.zeros(len(y)), y)], axis=0)
 
 
@@ -272,7 +282,7 @@ _Outcome = tuple[list[float], list[float], list[int]]  # test accuracies, the ac
 def _nested(sides: _Sides, seed: int, bar: tqdm) -> _Outcome:
     x, y = sides["all"]
     tested, dev, chosen = [], [], []
-    splitter = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+    splitter = _splitter(FOLDS, seed)
     for a, b in splitter.split(np.zeros(len(y)), y):
         inner = _cross_validated(x[a], y[a], FOLDS, seed)
         best = int(inner.argmax())

@@ -23,11 +23,12 @@ class Rows:
     Arguments:
         mask_NL: bool, True for real tokens.
         index_T: int64, their ascending positions in the flattened (N·L) batch.
+        copies: so many copies of the last token follow the packed tokens. They have no gradient.
     """
 
-    def __init__(self, mask_NL: Tensor, index_T: Tensor) -> None:
+    def __init__(self, mask_NL: Tensor, index_T: Tensor, copies: int = 0) -> None:
         self.N, self.L = mask_NL.shape
-        self.mask_NL, self._index_T = mask_NL, index_T
+        self.mask_NL, self._index_T, self.copies = mask_NL, index_T, copies
         self._found: dict[int, tuple[Tensor, Tensor]] = {}
 
     def places(self, heads: int) -> tuple[Tensor, Tensor]:
@@ -44,6 +45,7 @@ class Rows:
 
     def _packed_places(self, heads: int) -> Tensor:
         first_T = self._index_T + self._index_T // self.L * (self.L * (heads - 1))
+        first_T = torch.cat([first_T, first_T[-1:].expand(self.copies)])
         return (first_T[:, None] + torch.arange(0, heads * self.L, self.L)).flatten()
 
     def pad(self, packed: Tensor) -> Tensor:
@@ -55,6 +57,13 @@ class Rows:
         """(N·A, L, D) → (T, A, D)"""
         D = padded.shape[-1]
         return padded.reshape(-1, D).index_select(0, self.places(heads)[1]).view(-1, heads, D)
+
+    def pack_gradient(self, padded: Tensor, heads: int) -> Tensor:
+        """(N·A, L, D) → (T, A, D), zero for copies"""
+        packed = self.pack(padded, heads)
+        if self.copies:
+            packed[-self.copies :] = 0
+        return packed
 
 
 def _times_transposed(left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:
@@ -127,12 +136,12 @@ class PackedAttention(torch.autograd.Function):
             else:
                 d_output = rows.pad(gradient)
                 d_output.view(rows.N, A, rows.L, D).mul_(rows.mask_NL[:, None, :, None].to(gradient.dtype))
-            d_value = rows.pack(_times(used.transpose(1, 2), d_output), A)
+            d_value = rows.pack_gradient(_times(used.transpose(1, 2), d_output), A)
             # with factors F of the dropout and U = W ∘ F, the softmax's gradient W ∘ (G ∘ F − Σ W ∘ G ∘ F) is
             # U ∘ G − W Σ U ∘ G
             d_scores = _times_transposed(d_output, v).mul_(used)
             d_scores.addcmul_(weights, d_scores.sum(-1, keepdim=True), value=-1)
             d_q = _times(d_scores, k, ctx.scaling)
-            d_key = rows.pack(_times(d_scores.transpose(1, 2), q, ctx.scaling), A)
-        d_query = d_q.view(gradient.shape) if ctx.one else rows.pack(d_q, A)
+            d_key = rows.pack_gradient(_times(d_scores.transpose(1, 2), q, ctx.scaling), A)
+        d_query = d_q.view(gradient.shape) if ctx.one else rows.pack_gradient(d_q, A)
         return d_query, d_key, d_value, None, None, None, None, None

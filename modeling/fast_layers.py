@@ -41,24 +41,29 @@ def attention_output(model: PreTrainedModel) -> nn.Module | None:
 
 
 class TakeRows(torch.autograd.Function):
-    """``states.index_select(0, index)`` for an index without repetition: its gradient is a copy, not a sum."""
+    """``states.index_select(0, index)`` for an index without repetition: its gradient is a copy, not a sum.
+
+    Arguments:
+        count: only the first ``count`` entries of the index have a gradient; those after them may repeat.
+    """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, index_T: Tensor) -> Tensor:
-        ctx.save_for_backward(index_T)
+    def forward(ctx: Any, states: Tensor, index_T: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(index_T[:count])
         ctx.rows = len(states)
         return states.index_select(0, index_T)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         (index_T,) = ctx.saved_tensors
-        return gradient.new_zeros((ctx.rows, *gradient.shape[1:])).index_copy_(0, index_T, gradient), None
+        found = gradient.new_zeros((ctx.rows, *gradient.shape[1:]))
+        return found.index_copy_(0, index_T, gradient[: len(index_T)]), None, None
 
 
 def take_places(states: Tensor, places_M: Tensor) -> Tensor:
     """Select positions of the flattened (N·L), none twice: (N, L, H) → (1, M, H)."""
     flat = states.flatten(0, 1)
-    rows: Tensor = TakeRows.apply(flat, places_M) if fast() else flat.index_select(0, places_M)
+    rows: Tensor = TakeRows.apply(flat, places_M, len(places_M)) if fast() else flat.index_select(0, places_M)
     return rows.unsqueeze(0)
 
 

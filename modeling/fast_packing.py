@@ -27,6 +27,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from .fast_attention import PackedAttention, Rows
 from .fast_counts import counts_of
 from .fast_layers import TakeRows, ask_at, attention_output, only_at, self_attention, take_places
+from .fast_recompute import recomputed
 from .fast_switch import fast
 from .perturbation import scaled_embeddings
 
@@ -34,8 +35,9 @@ logger = logging.getLogger(__name__)
 
 #: The name of this attention in Transformers.
 PACKED_ATTENTION = "csekit_packed"
-#: In inference on CPU, a batch of at least so many tokens is filled up to a multiple of ``FILL`` tokens. Kernels are
-#: made for numbers of tokens and kept, so there should be few of them.
+#: On CPU, a batch of at least so many tokens is filled up to a multiple of ``FILL`` tokens. Kernels are made for
+#: numbers of tokens and kept, and blocks of memory leave holes that other sizes do not fill, so there should be few
+#: numbers.
 FILLED = 512
 FILL = 64
 #: The attribute of an encoder that makes the packing of a mask, if it is not ``Packing.of`` (``fast_buckets.py``).
@@ -82,7 +84,7 @@ class Packing:
     @cached_property
     def rows(self) -> Rows:
         """The rows, for attention on CPU."""
-        return Rows(self.mask_NL, self.index_T)
+        return Rows(self.mask_NL, self.index_T, len(self.filled_index) - len(self.index_T))
 
     @property
     def inside(self) -> "Packing":
@@ -115,7 +117,7 @@ class Packing:
         """Drop the padding: (N, L, …) → (T, …)."""
         if self.full:
             return padded.flatten(0, 1)
-        return TakeRows.apply(padded.flatten(0, 1), self.filled_index)
+        return TakeRows.apply(padded.flatten(0, 1), self.filled_index, len(self.index_T))
 
     def pad(self, packed: Tensor) -> Tensor:
         """Restore the rows: (T, …) → (N, L, …), zeros at padding."""
@@ -319,6 +321,13 @@ def tell_of_attention(family: str) -> None:
     logger.warning("%s hands out the attention of the views: they stay padded, with plain attention", family)
 
 
+def _fills(encoder: Any) -> bool:
+    """Return True where large batches are filled up: not in training with compiled layers, which take any number of
+    tokens."""
+    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in encoder.modules())
+    return not (compiled and (encoder.training or torch.is_grad_enabled()))
+
+
 def _call(model: Any, inputs: dict[str, Any], places_M: Tensor | None) -> Any:
     """Call the encoder; with positions, its last hidden state is restricted to them, (1, M, H)."""
     module = None if places_M is None else attention_output(model)
@@ -377,15 +386,14 @@ def run_encoder(
         packed and fast() and (_dispatches(model) if flash else model.config._attn_implementation == PACKED_ATTENTION)
     )
     own = own_attention(attention_mask_NL) and not hasattr(model, PACKING)
-    fill = own and not flash and not model.training and not torch.is_grad_enabled()
-    packing = _packing_of(model, attention_mask_NL, fill) if packed else None
+    packing = _packing_of(model, attention_mask_NL, own and not flash and _fills(model)) if packed else None
     given = {"input_ids": input_ids_NL, "inputs_embeds": inputs_embeds_NLH}
     inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if packing is None or (packing.full and not (own and (model.training or each_row))):
         inputs |= {"attention_mask": None if flash and packing is not None else attention_mask_NL}
         if packing is None:
             inputs |= own_positions(model, attention_mask_NL)
-        with scaled_embeddings(model, factors_NLE):
+        with scaled_embeddings(model, factors_NLE), recomputed(model):
             output = _call(model, inputs | kwargs, places_M)
         if places_M is not None:
             output.last_hidden_state = output.last_hidden_state.squeeze(0)
@@ -399,7 +407,8 @@ def run_encoder(
     places_M = None if places_M is None else packing.places(places_M)
     module = attention_output(model) if each_row and not flash and own else None
     asking = None if module is None else self_attention(model)
-    with scaled_embeddings(model, None if factors_NLE is None else packing.pack(factors_NLE).unsqueeze(0)):
+    factors_1TE = None if factors_NLE is None else packing.pack(factors_NLE).unsqueeze(0)
+    with scaled_embeddings(model, factors_1TE), recomputed(model):
         if module is None or asking is None or places_M is None:
             output = _call(model, inputs | kwargs, places_M)
         else:

@@ -1,6 +1,6 @@
 """The one switch of the fast paths: ``CSEKIT_FAST=0`` in the environment turns all of them off.
 
-The files ``fast_*.py`` hold what exists for speed alone. docs/fast_paths.md says what each of them replaces.
+The files ``fast_*.py`` hold what exists for speed or memory alone. docs/fast_paths.md says what each of them replaces.
 """
 
 import os

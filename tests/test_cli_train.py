@@ -120,6 +120,13 @@ def test_the_list_of_commands_needs_no_torch() -> None:
     assert re.findall(r"^\W*(train|check|encode) ", done.stdout, re.MULTILINE) == ["train", "check", "encode"]
 
 
+def test_training_imports_what_it_needs() -> None:
+    """The imports are half of a small training's memory; these two are 40 MB."""
+    script = "import sys, csekit.trainers.scripts.train; assert not {'sklearn', 'scipy.stats'} & sys.modules.keys()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 # Without a clone
 
 

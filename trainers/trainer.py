@@ -32,6 +32,7 @@ from csekit.modeling.distributed import world_size
 from csekit.modeling.drafts import full_disk_told
 from csekit.modeling.export import check_exportable, length_limit
 from csekit.modeling.fast_compile import begin_step, compile_layers, uncompiled
+from csekit.modeling.fast_memory import give_back
 from csekit.modeling.objectives import further_columns
 from csekit.modeling.tokenization import pad, tokenize, training_length
 from csekit.trainers.arguments import EVAL_STEPS, EVALUATIONS, CSETrainingArguments
@@ -311,6 +312,7 @@ class CSETrainer(HubTrainer):
             first, second = self._dropout_views()
             criteria = label_free_criteria(self.embed(self._sample), first, second)
             scores |= {name: criteria[name] for name in LABEL_FREE}
+        give_back()
         return scores
 
     def embed(self, texts: list[str]) -> Any:

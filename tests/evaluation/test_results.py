@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import rankdata
 
 from csekit.encoding.provenance import checksum, environment
 from csekit.evaluation import results as module
-from csekit.evaluation.correlation import spearman
+from csekit.evaluation.correlation import _ranks, spearman
 from csekit.evaluation.results import (
     pack_similarities,
     read_results,
@@ -162,3 +163,9 @@ def test_environment_can_be_stored(tmp_path: Path) -> None:
     assert found["versions"].keys() == {"csekit", "torch", "transformers", "numpy", "scipy", "scikit-learn"}
     assert {"python", "platform", "device", "threads", "commit", "dirty"} <= found.keys()
     write_results(tmp_path / "a.json", {"environment": found})
+
+
+@pytest.mark.parametrize("values", [[1.5, 2, 2, 0, 2], [3.0], [1, 1, 1, 1], [0.5, float("nan"), 2]])
+def test_ranks_are_scipy_s(values: list[float]) -> None:
+    found = _ranks(np.array(values))
+    assert np.array_equal(found, rankdata(values), equal_nan=True)

@@ -56,6 +56,25 @@ def test_values_and_gradients(name, p):
         torch.testing.assert_close(one.grad, other.grad)
 
 
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_copies_of_the_last_token(p):
+    """They get its result, and a gradient of them changes nothing."""
+    mask_NL, copies = MASKS["right"].bool(), 5
+    T = int(mask_NL.sum())
+    own, weights = states(T), torch.randn(T, A, D, dtype=torch.float64)
+    twins = [torch.cat([x, torch.randn(copies, A, D).double()]).detach().requires_grad_() for x in own]
+    filled = Rows(mask_NL, mask_NL.flatten().nonzero().squeeze(1), copies)
+    results = []
+    for each, rows in ((own, rows_of(mask_NL)), (twins, filled)):
+        torch.manual_seed(3)
+        results.append(PackedAttention.apply(*each, rows, False, p, SCALING, None))
+    assert torch.equal(results[1], torch.cat([results[0], results[0][-1:].expand(copies, -1, -1)]))
+    (results[0] * weights).sum().backward()
+    (results[1] * torch.cat([weights, torch.ones(copies, A, D)])).sum().backward()
+    for one, other in zip(own, twins, strict=True):
+        assert torch.equal(other.grad, torch.cat([one.grad, torch.zeros(copies, A, D)]))
+
+
 def test_tokens_far_apart_do_not_meet():
     mask_NL = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
     place_L = torch.arange(5)

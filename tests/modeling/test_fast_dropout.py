@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from csekit.modeling.fast_dropout import LanesDropout, dropout, speed_up_dropout
+from csekit.modeling.fast_dropout import LanesDropout, draw_factors, dropout, speed_up_dropout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -35,6 +35,32 @@ def test_gradient_and_seed():
     assert torch.equal(states.grad * states, result)
     torch.manual_seed(3)
     assert torch.equal(dropout(states, 0.4), result)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_byte_per_element_is_kept_and_the_product_is_the_naive_one(dtype):
+    states = torch.randn(33, 9, dtype=dtype, requires_grad=True)
+    twin, weights, kept = states.detach().clone().requires_grad_(), torch.randn(33, 9, dtype=dtype), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        torch.manual_seed(4)
+        result = dropout(states, 0.3)
+    torch.manual_seed(4)
+    expected = twin * draw_factors(states.shape, 0.3, dtype)
+    (result * weights).sum().backward()
+    (expected * weights).sum().backward()
+    assert torch.equal(result, expected)
+    assert torch.equal(states.grad, twin.grad)
+    assert sum(t.nbytes for t in kept) == states.numel()
+
+
+def test_second_derivatives():
+    states = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+
+    def seeded(x):
+        torch.manual_seed(5)
+        return dropout(x, 0.3) ** 3
+
+    assert torch.autograd.gradgradcheck(seeded, states)
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-7, 1.0])

@@ -56,7 +56,7 @@ def test_states_and_gradients_of_padded_batches(family, model, encoder_config):
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, [6, 6, 6]])
-def test_large_batches_are_filled_in_inference(family, model, encoder_config, lengths, monkeypatch):
+def test_large_batches_are_filled(family, model, encoder_config, lengths, monkeypatch):
     """Copies of the last token change no state, and the number of tokens has few values."""
     if family not in CAN:
         pytest.skip(f"{family} stays padded")
@@ -82,9 +82,37 @@ def test_large_batches_are_filled_in_inference(family, model, encoder_config, le
         seen.clear()
         torch.testing.assert_close([run(**form) for form in forms], plain, rtol=1e-4, atol=1e-5)
     assert set(seen) == {32}
-    seen.clear()
-    run()  # with gradient
-    assert set(seen) <= {sum(lengths), max(lengths)}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("lengths", [LENGTHS, [6, 6, 6]])
+def test_copies_that_fill_have_no_gradient(family, model, encoder_config, lengths, training, monkeypatch):
+    """Filled batches have the gradients of padded ones, also those of the token embeddings, for all ways to read."""
+    if family not in CAN:
+        pytest.skip(f"{family} stays padded")
+    monkeypatch.setattr("csekit.modeling.fast_packing.FILLED", 8)
+    monkeypatch.setattr("csekit.modeling.fast_packing.FILL", 16)
+    model.train(training)
+    twin = padded_twin(model)
+    N, L, H = len(lengths), max(lengths), model.config.hidden_size
+    mask = (torch.arange(L) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(8, 90, (N, L)).masked_fill(mask == 0, encoder_config(family).pad_token_id)
+    weights_NLH, seen = torch.randn(N, L, H) * mask[..., None], []
+    for layer in [module for module in model.backbone.modules() if isinstance(module, torch.nn.Linear)][:2]:
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-2]))
+    states = []
+    for each, places in ((model, torch.arange(N) * L), (twin, None)):
+        words = each.backbone.get_input_embeddings()(ids).detach().requires_grad_()
+        both = [run_encoder(each.backbone, mask, ids), run_encoder(each.backbone, mask, inputs_embeds_NLH=words)]
+        loss = sum((output.last_hidden_state * weights_NLH).sum() for output in both)
+        first = run_encoder(each.backbone, mask, ids, places_M=places, each_row=places is not None).last_hidden_state
+        (loss + (first if places is not None else first[:, 0]).square().sum()).backward()
+        states.append((loss.detach(), words.grad * mask[..., None]))
+    assert set(seen) == {32}
+    torch.testing.assert_close(states[0], states[1], rtol=1e-4, atol=1e-4)
+    for (name, ours), theirs in zip(model.named_parameters(), twin.named_parameters(), strict=True):
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs[1].grad, rtol=1e-4, atol=1e-4, msg=name)
 
 
 def test_padding_is_not_computed(checkpoint):
