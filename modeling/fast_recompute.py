@@ -1,8 +1,8 @@
-"""Outputs of GELU and LayerNorm are computed again in the backward pass instead of being kept.
+"""The output of GELU is computed again in the backward pass instead of being kept.
 
-A linear layer keeps its input for the gradient of its weight. Where that input is the output of a GELU or a LayerNorm,
-autograd keeps the input of these as well, for their own gradient. One of the two is enough: the output takes one
-element-wise pass. On CPU the memory of a training step is most of a small encoder's.
+A linear layer keeps its input for the gradient of its weight. Where that input is the output of a GELU, autograd keeps
+the input of the GELU as well, for its own gradient. One of the two is enough: the output takes one element-wise pass.
+They are the widest tensors of a layer.
 """
 
 import weakref
@@ -17,7 +17,7 @@ from transformers.activations import GELUActivation
 from .fast_switch import fast
 
 #: Modules whose output is a cheap function of one tensor, which they keep.
-CHEAP = (GELUActivation, nn.GELU, nn.LayerNorm)
+CHEAP = (GELUActivation, nn.GELU)
 
 
 class _Output(NamedTuple):
