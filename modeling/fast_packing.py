@@ -28,6 +28,7 @@ from .fast_attention import PackedAttention, Rows
 from .fast_compile import compiled
 from .fast_counts import counts_of
 from .fast_layers import TakeRows, ask_at, attention_output, only_at, self_attention, take_places
+from .fast_recompute import recomputed
 from .fast_switch import fast
 from .perturbation import scaled_embeddings
 
@@ -378,7 +379,7 @@ def run_encoder(
         inputs |= {"attention_mask": None if flash and packing is not None else attention_mask_NL}
         if packing is None:
             inputs |= own_positions(model, attention_mask_NL)
-        with scaled_embeddings(model, factors_NLE):
+        with scaled_embeddings(model, factors_NLE), recomputed(model):
             output = _call(model, inputs | kwargs, places_M)
         if places_M is not None:
             output.last_hidden_state = output.last_hidden_state.squeeze(0)
@@ -392,7 +393,7 @@ def run_encoder(
     module = attention_output(model) if each_row and not flash and own else None
     asking = None if module is None else self_attention(model)
     factors_1TE = None if factors_NLE is None else packing.pack(factors_NLE).unsqueeze(0)
-    with scaled_embeddings(model, factors_1TE):
+    with scaled_embeddings(model, factors_1TE), recomputed(model):
         if module is None or asking is None or places_M is None:
             output = _call(model, inputs | kwargs, places_M)
         else:
