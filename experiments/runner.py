@@ -51,13 +51,17 @@ class Runner:
         return not self.stopped and all(self.outcomes.values()) and None not in self.finals.values()
 
     def start_what_may(self) -> None:
-        for trial in self.in_order():
-            if self.stopped or not self.engine.has_room():
-                return
-            if trial.label in self.outcomes or trial.label in self.running:
-                continue
-            if all(label in self.outcomes for label in trial.needs):
-                self.start(trial)
+        """Start trials while there is room. A trial that has a result already may make further ones known."""
+        over = -1
+        while over < len(self.outcomes):
+            over = len(self.outcomes)
+            for trial in self.in_order():
+                if self.stopped or not self.engine.has_room():
+                    return
+                if trial.label in self.outcomes or trial.label in self.running:
+                    continue
+                if all(label in self.outcomes for label in trial.needs):
+                    self.start(trial)
 
     def in_order(self) -> list[Trial]:
         """Return the trials whose arguments are known by now: the plan's order, first seeds before second ones."""

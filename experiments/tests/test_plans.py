@@ -38,7 +38,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
         (tmp_path / "examples" / script).touch()
     (tmp_path / "wiki.txt").write_text("a sentence\n" * 100_000)
     names = {"BACKBONE": "mini", "STAGE1": "runs/stage1", "CSEKIT_DATA": "data", "WIKI_NEXT": "next.tsv"}
-    names["PARANMT"] = "paranmt.tsv"
+    names |= {"PARANMT": "paranmt.tsv", "MINILM": "all-minilm"}
     return {**names, "WIKI": str(tmp_path / "wiki.txt")}
 
 
@@ -296,7 +296,7 @@ def test_a_dry_run_prints_every_command_of_a_plan(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    names = {"BACKBONE": "mini", "STAGE1": "stage1", "PARANMT": "paranmt.tsv", **FILES}
+    names = {"BACKBONE": "mini", "STAGE1": "stage1", "PARANMT": "paranmt.tsv", "MINILM": "minilm", **FILES}
     for name, value in names.items():
         monkeypatch.setenv(name, value)
     assert main([str(path), "--output_dir", str(tmp_path), "--results_dir", str(tmp_path), "--dry_run"]) == 0

@@ -247,7 +247,7 @@ def test_a_discriminator_learns_what_the_context_tells(tmp_path: Path) -> None:
     texts = [" ".join([words[i * i % 7 + i % 2]] * 6) for i in range(160)]
     tokenizer = train_tokenizer(texts, 60)
     blocks, unseen = pack(texts, tokenizer, 8), pack([" ".join([word] * 6) for word in words] * 8, tokenizer, 8)
-    options: dict[str, Any] = {"max_steps": 120, "learning_rate": 1e-2, "mlm_probability": 0.3, "warmup_steps": 0}
+    options: dict[str, Any] = {"max_steps": 240, "learning_rate": 3e-3, "mlm_probability": 0.3, "warmup_steps": 0}
     args = PretrainingArguments(str(tmp_path), save_strategy="no", disable_tqdm=True, use_cpu=True, **options)
     trainer = PretrainingTrainer(new_discriminator(tokenizer), args, blocks, tokenizer, unseen)
     trainer.train()
