@@ -1,4 +1,4 @@
-"""What is computed again instead of kept: the same bits, in less memory."""
+"""Recomputed outputs have the same bits as kept ones and take less memory."""
 
 import copy
 from contextlib import nullcontext
