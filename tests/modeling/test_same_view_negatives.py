@@ -45,7 +45,7 @@ def test_hard_negatives_margin_and_identical_texts_keep_their_place(checkpoint, 
     z = model.encode_views(batch["input_ids"], batch["attention_mask"]).z
     model.config.same_view_negatives = True
     wider = model(**batch)
-    torch.testing.assert_close(wider.metrics, plain.metrics)  # two passes may differ in the last digit
+    torch.testing.assert_close(wider.metrics, plain.metrics, rtol=1e-6, atol=1e-7)  # two passes: the last digit
     norm = torch.nn.functional.normalize(z, dim=-1)
     own = (norm[0] @ norm[0].T / 0.2).exp()
     keep = ~torch.eye(5, dtype=torch.bool)
