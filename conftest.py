@@ -3,6 +3,7 @@
 import os
 import runpy
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+def _callables() -> dict[tuple[str, str], Any]:
+    modules = [(name, module) for name, module in sys.modules.items() if name.split(".")[0] == "csekit"]
+    return {(name, key): value for name, m in modules for key, value in list(vars(m).items()) if callable(value)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays_patched() -> Iterator[None]:
+    """A module's tests leave the package's functions as they found them: a patch that stays changes later tests."""
+    before = _callables()
+    yield
+    after = _callables()
+    changed = [".".join(key) for key, value in before.items() if after.get(key, value) is not value]
+    assert not changed, f"still patched after this module's tests: {', '.join(changed)}"
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -398,7 +399,6 @@ def pretrain(rank: int | None, objective: str = "condenser") -> dict[str, Any]:
     stage1 = objective == "condenser"
     model: Any = InfoCSEForPreTraining(InfoCSEPretrainingConfig(encoder_config=encoder)) if stage1 else None
     model = (model or RTDForPreTraining(RTDPretrainingConfig(encoder_config=encoder))).train()
-    modeling_rtd_pretraining.draw = lambda logits: logits.argmax(-1)
     module = model if rank is None else DistributedDataParallel(model, find_unused_parameters=False)
     ids = torch.randint(5, 60, (WORLD * B, L), generator=torch.Generator().manual_seed(1))
     masked = [torch.tensor([1, 9, 10, 20, 31]), torch.tensor([3, 30])]
@@ -408,7 +408,8 @@ def pretrain(rank: int | None, objective: str = "condenser") -> dict[str, Any]:
         ids, positions = ids[rank * B : rank * B + B], masked[rank]
     labels = ids.flatten()[positions]
     scored = () if stage1 else (torch.arange(ids.numel())[torch.arange(ids.numel()) % L > 0],)
-    output = module(ids.flatten().index_fill(0, positions, 4).view_as(ids), None, positions, labels, *scored)
+    with mock.patch.object(modeling_rtd_pretraining, "draw", lambda logits: logits.argmax(-1)):
+        output = module(ids.flatten().index_fill(0, positions, 4).view_as(ids), None, positions, labels, *scored)
     output.loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     return {"loss_dict": output.loss_dict, "metrics": output.metrics, "gradients": gradients}
