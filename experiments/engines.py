@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -160,6 +161,8 @@ class RayTasks:
 def _run_trial(records: TrialRecords, trial: Trial, folder: str) -> Ended:
     """Run a trial's process inside a Ray worker. A cancelled task passes SIGTERM on, so that the trial saves."""
     os.chdir(folder)  # relative paths mean what they mean to the driver
+    # a worker inherits an ignored SIGINT, as below `nohup … &` in a script; Ray's cancellation would then do nothing
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = TrialProcess(records, trial)
     while True:
         try:

@@ -44,7 +44,8 @@ class RTDForPreTraining(EncoderForPreTraining):
       ``generator_name_or_path`` may name one.
     - The head is one linear map to two classes, DiffCSE's. The paper has a hidden layer before one logit.
     - Special tokens are not scored, as in DiffCSE. The paper scores [CLS] and [SEP] as well.
-    - The masks are BERT's: of the chosen tokens 80 % become [MASK], 10 % a random token, 10 % stay.
+    - The masks are BERT's: of the chosen tokens 80 % become [MASK], 10 % a random token, 10 % stay. In ELECTRA's
+      released code 85 % become [MASK] and 15 % stay.
 
     ``forward`` takes ``input_ids``, ``attention_mask`` (B, L), ``masked_positions`` (M,) in the flattened ids,
     ``labels`` (M,), the original ids there, and ``scored_positions`` (S,), all int64. The terms are ``mlm`` and

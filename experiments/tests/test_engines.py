@@ -21,9 +21,10 @@ MAKE = (
     "import json, os, pathlib, sys; out = pathlib.Path(sys.argv[1]); out.mkdir(parents=True, exist_ok=True); "
     "json.dump({'backbone': 'mini', 'seed': 42}, open(out / 'results.json', 'w'))"
 )
-# Starts a cluster of three CPUs and keeps it until its input ends.
+# Starts a cluster of three CPUs and keeps it until its input ends. Ctrl-C is ignored, as below `nohup … &` in a script.
 CLUSTER = """
-import sys, ray
+import signal, sys, ray
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 context = ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
 print(context.address_info["address"], flush=True)
 sys.stdin.read()
