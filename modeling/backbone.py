@@ -20,7 +20,9 @@ def dropout_fields(encoder_config: PreTrainedConfig) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in vars(encoder_config).items()
-        if "dropout" in name and isinstance(value, int | float) and not any(head in name for head in _HEAD_DROPOUTS)
+        if ("dropout" in name or name.endswith("pdrop"))  # GPT-2 and its kin: resid_pdrop, embd_pdrop, attn_pdrop
+        and isinstance(value, int | float)
+        and not any(head in name for head in _HEAD_DROPOUTS)
     }
 
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
+from csekit.cli import main
 from csekit.encoding import load_encoder
 from csekit.encoding.pretrained import load_tokenizer
 from csekit.modeling import CSEModel
@@ -63,6 +65,31 @@ def padded(rows: list[list[int]], side: str) -> dict[str, torch.Tensor]:
 
 
 ROWS = [[11, 12, 13, 14, 15, 16], [17], [18, 19, 20]]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_the_commands_train_one_and_write_its_graph(folder_of, kind, tmp_path, monkeypatch):
+    """GPT-2 has its dropout under other names. onnxruntime and torch give the same vectors."""
+    pytest.importorskip("onnxruntime", reason="needs the extra 'onnx'")
+    pytest.importorskip("onnxscript", reason="needs the extra 'onnx'")
+    text = tmp_path / "texts.txt"
+    text.write_text("".join(f"w{i} w{i + 1} w{2 * i}\n" for i in range(40)))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    own = ["--bidirectional", "--prompt_template", TEMPLATE] if kind == "llama" else []
+    commands = [
+        ["train", "--use_cpu", "--model_name_or_path", folder_of(kind), "--pooling", "last", "--dropout", "0.1", *own,
+         "--train_file", text, "--output_dir", tmp_path / "run", "--max_steps", "2", "--report_to", "none",
+         "--per_device_train_batch_size", "8", "--label_free_samples", "0"],
+        ["export", tmp_path / "run", "-o", tmp_path / "graph", "--pooled", "--int8"],
+    ]  # fmt: skip
+    for words in commands:
+        done = CliRunner().invoke(main, [str(word) for word in words])
+        assert done.exit_code == 0, done.output
+    if kind == "gpt2":
+        config = json.loads((tmp_path / "run/training/config.json").read_text())["encoder_config"]
+        assert {config[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")} == {0.1}
+    graph, ours = load_encoder(tmp_path / "graph"), load_encoder(tmp_path / "run")
+    torch.testing.assert_close(torch.tensor(graph.encode(TEXTS)), torch.tensor(ours.encode(TEXTS)))
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
