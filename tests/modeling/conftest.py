@@ -183,6 +183,23 @@ def make_batch() -> Callable[..., dict[str, Tensor]]:
     return make
 
 
+@pytest.fixture(scope="session")
+def masked_batch(make_batch: Callable[..., dict[str, Tensor]]) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
+    """``masked_batch(rows, length, pad=0, first=True)``: a batch of pre-training with seven masked tokens, and
+    the places from which they were drawn: all real ones, or without ``first`` those behind a row's first."""
+
+    def make(rows: int, length: int, pad: int = 0, first: bool = True) -> tuple[dict[str, Tensor], Tensor]:
+        plain = make_batch(rows, 0, length, pad=pad)
+        places = plain["attention_mask"].flatten().nonzero().squeeze(1)
+        places = places if first else places[places % length > 0]
+        chosen = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(3))[:7]].sort().values
+        labels = plain["input_ids"].flatten()[chosen]
+        ids = plain["input_ids"].flatten().index_fill(0, chosen, 4).view(rows, length)
+        return {**plain, "input_ids": ids, "masked_positions": chosen, "labels": labels}, places
+
+    return make
+
+
 EDIT_TEXTS = [
     ["w1 w2 w3 w4 w5 w6", "w7 w8"],
     ["w9 w10", "w11 w12 w13 unknown w14 w15 w16 w17"],

@@ -9,7 +9,8 @@ from csekit.modeling import CSEModel, SimCSEModel
 from csekit.modeling.fast_buckets import BucketPacking, use_buckets
 from csekit.modeling.fast_compile import begin_step, compile_layers, uncompiled
 from csekit.modeling.fast_counts import note_counts
-from csekit.modeling.fast_packing import PACKED_ATTENTION, Packing, run_encoder
+from csekit.modeling.fast_packing import PACKED_ATTENTION, Packing
+from tests.modeling.gradients import same_gradients_so_far, same_states
 
 CAN = {"bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert", "albert"}
 LENGTHS = [3, 11, 1, 7]
@@ -36,13 +37,6 @@ def padded(model):
             module.set_attn_implementation("sdpa")
 
 
-def same_gradients(model, twin):
-    for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
-        assert (ours.grad is None) == (theirs.grad is None), name
-        if ours.grad is not None:
-            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4, msg=name)
-
-
 @pytest.mark.parametrize("lengths", [LENGTHS, [8, 8], [6, 6, 6], [1, 1]])
 def test_states_and_gradients_of_padded_batches(family, checkpoint, encoder_config, lengths):
     """With many blanks, with none (16 tokens), and in a batch without padding."""
@@ -55,14 +49,7 @@ def test_states_and_gradients_of_padded_batches(family, checkpoint, encoder_conf
     first = next(module for module in model.backbone.modules() if isinstance(module, torch.nn.Linear))
     first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-2]))
     ids, mask = ragged(lengths, encoder_config(family).pad_token_id)
-    weights, results = torch.randn(*ids.shape, model.config.hidden_size) * mask[..., None], []
-    for each in (model, twin):
-        output = run_encoder(each.backbone, mask, ids, output_hidden_states=True)
-        states = torch.stack(output.hidden_states)[[1, -1]] * mask[..., None]
-        (states * weights).sum().backward()
-        results.append((states.detach(), output.last_hidden_state * mask[..., None]))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
-    same_gradients(model, twin)
+    same_states(model, twin, ids, mask)
     assert seen[0] == -(-sum(lengths) // 16) * 16
 
 
@@ -82,7 +69,7 @@ def test_every_objective(name, checkpoint, batch_of, host_waits):
     expected.loss.backward()
     assert waits.found == []
     torch.testing.assert_close(found.loss_dict | found.metrics, expected.loss_dict | expected.metrics)
-    same_gradients(model, twin)
+    same_gradients_so_far(model, twin)
 
 
 def test_blanks_get_no_gradient_and_give_none():

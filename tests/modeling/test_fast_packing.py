@@ -8,6 +8,7 @@ from transformers import AutoModel
 
 from csekit.modeling import CSEModel, SimCSEModel
 from csekit.modeling.fast_packing import PACKED_ATTENTION, Packing, pack_batches, run_encoder, warn_padded
+from tests.modeling.gradients import same_states
 
 CAN = {"bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert", "albert"}
 LENGTHS = [3, 12, 1, 7]
@@ -41,18 +42,7 @@ def test_which_families_pack(family, model):
 def test_states_and_gradients_of_padded_batches(family, model, encoder_config):
     twin = padded_twin(model)
     ids, mask = ragged(pad=encoder_config(family).pad_token_id)
-    weights = torch.randn(len(LENGTHS), max(LENGTHS), model.config.hidden_size) * mask.unsqueeze(-1)
-    results = []
-    for each in (model, twin):
-        output = run_encoder(each.backbone, mask, ids, output_hidden_states=True)
-        states = torch.stack(output.hidden_states)[[1, -1]] * mask[..., None]
-        (states * weights).sum().backward()
-        results.append((states.detach(), output.last_hidden_state * mask[..., None]))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
-    for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
-        assert (ours.grad is None) == (theirs.grad is None), name
-        if ours.grad is not None:
-            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4, msg=name)
+    same_states(model, twin, ids, mask)
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, [6, 6, 6]])

@@ -16,18 +16,8 @@ B, L, V = 3, 9, 97
 
 
 @pytest.fixture
-def batch(make_batch):
-    """Random ids of ragged length, seven of them masked."""
-
-    def make(pad=0):
-        plain = make_batch(B, 0, L, pad=pad)
-        real = plain["attention_mask"].flatten().nonzero().squeeze(1)
-        positions = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(3))[:7]].sort().values
-        labels = plain["input_ids"].flatten()[positions]
-        ids = plain["input_ids"].flatten().index_fill(0, positions, 4).view(B, L)
-        return {**plain, "input_ids": ids, "masked_positions": positions, "labels": labels}
-
-    return make
+def batch(masked_batch):
+    return lambda pad=0: masked_batch(B, L, pad)[0]
 
 
 @pytest.fixture

@@ -15,18 +15,12 @@ B, L, V = 3, 9, 97
 
 
 @pytest.fixture
-def batch(make_batch):
-    """Random ids of ragged length, seven of them masked; all but a row's first token are scored."""
+def batch(masked_batch):
+    """All but a row's first token are scored."""
 
     def make(pad=0):
-        plain = make_batch(B, 0, L, pad=pad)
-        real = plain["attention_mask"].flatten().nonzero().squeeze(1)
-        scored = real[real % L > 0]
-        positions = scored[torch.randperm(len(scored), generator=torch.Generator().manual_seed(3))[:7]].sort().values
-        labels = plain["input_ids"].flatten()[positions]
-        ids = plain["input_ids"].flatten().index_fill(0, positions, 4).view(B, L)
-        own = {"masked_positions": positions, "labels": labels, "scored_positions": scored}
-        return {**plain, "input_ids": ids, **own}
+        masked, scored = masked_batch(B, L, pad, first=False)
+        return {**masked, "scored_positions": scored}
 
     return make
 
