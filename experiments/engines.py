@@ -161,7 +161,7 @@ class RayTasks:
 def _run_trial(records: TrialRecords, trial: Trial, folder: str) -> Ended:
     """Run a trial's process inside a Ray worker. A cancelled task passes SIGTERM on, so that the trial saves."""
     os.chdir(folder)  # relative paths mean what they mean to the driver
-    # a worker inherits an ignored SIGINT, as below `nohup … &` in a script; Ray's cancellation would then do nothing
+    # a worker inherits an ignored SIGINT, as by `nohup … &` in a script; Ray's cancellation would then do nothing
     signal.signal(signal.SIGINT, signal.default_int_handler)
     process = TrialProcess(records, trial)
     while True:

@@ -21,7 +21,7 @@ MAKE = (
     "import json, os, pathlib, sys; out = pathlib.Path(sys.argv[1]); out.mkdir(parents=True, exist_ok=True); "
     "json.dump({'backbone': 'mini', 'seed': 42}, open(out / 'results.json', 'w'))"
 )
-# Starts a cluster of three CPUs and keeps it until its input ends. Ctrl-C is ignored, as below `nohup … &` in a script.
+# Starts a cluster of three CPUs and keeps it until its input ends. Ctrl-C is ignored, as by `nohup … &` in a script.
 CLUSTER = """
 import signal, sys, ray
 signal.signal(signal.SIGINT, signal.SIG_IGN)
