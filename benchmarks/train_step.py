@@ -187,9 +187,10 @@ def read_rows(path: Path, names: list[str] | None) -> dict[str, Row]:
 
 
 def plan_rows(plan: Mapping[str, Any]) -> dict[str, Row]:
-    """Return a row for each experiment of a plan, from those of its arguments that make its step."""
+    """Return a row for each experiment of a plan, from those of its arguments that make its step; commands have none."""
     found = {}
-    for name, experiment in plan["experiments"].items():
+    trained = {name: each for name, each in plan["experiments"].items() if "command" not in each}
+    for name, experiment in trained.items():
         given = {**plan["arguments"], **experiment.get("arguments", {})}
         method, objectives = given["method"], given.get("objectives")
         fields = {key: given[key] for key in method_fields(method, objectives) if key in given and key != "teachers"}
