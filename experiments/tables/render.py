@@ -175,9 +175,10 @@ def margin_table(summary: Mapping[str, Any]) -> str:
         body.append([*cells, *([_number(paper.get(name), sign=True)] if paper else [])])
     head += ["paper"] if paper else []
     seeds = sorted({margin["n"] for row in spec["rows"].values() for margin in row.values()})
+    spread = "one seed" if seeds == [1] else f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds"
     caption = (
-        "Avg of the seven STS test sets, less that of the baseline with the same seed; mean ± standard deviation over "
-        f"{' or '.join(map(str, seeds))} seeds; p: one-sided paired bootstrap over the test pairs"
+        f"Avg of the seven STS test sets, less that of the baseline with the same seed; {spread}; p: one-sided paired "
+        "bootstrap over the test pairs"
     )
     caption += f". Paper: {spec['source']}." if paper else "."
     return "\n".join([caption, "", *markdown(head, body)])

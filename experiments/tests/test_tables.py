@@ -101,8 +101,9 @@ def test_margins_stand_beside_the_papers(results: Path, summary: dict[str, Any])
     assert "over 3 seeds" in caption and caption.endswith("Paper: A paper, Table 2.")
     assert head == "|  | Avg | less plain | p | paper |"
     assert body == ["| a\\|b | 64.00 ± 0.50 | +1.00 ± 0.25 | 0.031 | +2.60 |"]
-    rows["other"]["plain"] |= {"mean": -0.5, "std": None}
-    assert "| -0.50 |" in margin_table(summary)
+    rows["other"]["plain"] |= {"mean": -0.5, "std": None, "n": 1}
+    assert "| -0.50 |" in margin_table(summary) and "same seed; one seed; p:" in margin_table(summary)
+    rows["other"]["plain"]["n"] = 3
     (results / "small" / "summary.json").write_text(json.dumps(summary))
     assert body[0].replace("+1.00 ± 0.25", "-0.50") in update(
         "<!-- table:small/margins -->\n<!-- end table -->\n", results

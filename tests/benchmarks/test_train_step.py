@@ -71,8 +71,10 @@ def test_the_experiments_of_a_plan_are_rows(
             arguments: {method: joint, objectives: [rank], teachers: [x], rank_teachers: 1, rank_loss: mse,
                         rank_references: 4}
           words: {title: words, arguments: {method: joint, objectives: [queue], queue_size: 4, augmentation: repeat}}
+          tfidf: {title: a command has no step, command: [-c, pass]}
         """
     )
+    assert list(module.read_rows(path, None)) == ["simcse", "rank", "words"]
     found = module.read_rows(path, ["rank", "words"])
     assert [row.title for row in found.values()] == ["ranked", "words"]
     for row in found.values():
