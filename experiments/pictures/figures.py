@@ -121,7 +121,8 @@ def few_shot_curves(
     axis.set_xlabel("training sentences")
     axis.set_ylabel(score)
     counts = sorted({len(seeds) for curve in curves.values() for seeds in curve.values()})
-    title = f"mean of {' or '.join(map(str, counts))} seeds, band ± standard deviation"
+    many = f"mean of {' or '.join(map(str, counts))} seeds, band ± standard deviation"
+    title = "one seed" if counts == [1] else many
     figure.legend(loc="outside lower center", ncols=min(len(curves), 4), title=title)
     return figure
 
