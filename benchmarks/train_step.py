@@ -187,7 +187,7 @@ def read_rows(path: Path, names: list[str] | None) -> dict[str, Row]:
 
 
 def plan_rows(plan: Mapping[str, Any]) -> dict[str, Row]:
-    """Return a row for each experiment of a plan, from those of its arguments that make its step; commands have none."""
+    """Return a row for each experiment of a plan, made of those arguments that its step reads; commands have none."""
     found = {}
     trained = {name: each for name, each in plan["experiments"].items() if "command" not in each}
     for name, experiment in trained.items():
