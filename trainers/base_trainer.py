@@ -36,6 +36,7 @@ from csekit.trainers.run_settings import SETTINGS, RunSettings, argument_setting
 logger = logging.getLogger(__name__)
 
 TRAINING_FOLDER = "training"
+OPEN_WINDOW = "log_window_{}.pt"  # of each process, in a checkpoint between two entries of the log
 _STATE_FILES = (STATE, "training_args.bin")
 
 
@@ -46,8 +47,9 @@ class NonFiniteLossError(RuntimeError):
 class TermsTrainer(Trainer):
     """Trainer of a model that returns ``loss``, ``loss_dict`` and ``metrics``.
 
-    Every log entry holds ``loss/<term>`` and ``metrics/<diagnostic>``, averaged over its steps and over processes.
-    Checkpoints go to ``output_dir/training``. The trainer removes ``index`` from a batch; errors name these rows.
+    Every log entry holds ``loss``, ``loss/<term>`` and ``metrics/<diagnostic>``, averaged over its steps and over
+    processes. Checkpoints go to ``output_dir/training``; one between two entries holds what the next will average. The
+    trainer removes ``index`` from a batch; errors name these rows.
 
     Arguments:
         train_dataset: map-style, or a stream; the trainer sets its epoch.
@@ -91,6 +93,7 @@ class TermsTrainer(Trainer):
         """
         with self.locked():
             checkpoint, self._settings = self._resumed(resume_from_checkpoint)
+            self._read_window(checkpoint)
             if self.args.process_index == 0:
                 self._settings.write(Path(self.training_dir))
             try:
@@ -163,8 +166,9 @@ class TermsTrainer(Trainer):
         outputs = model(**inputs)
         terms = {f"loss/{name}": value for name, value in outputs.loss_dict.items()}
         metrics = {f"metrics/{name}": value for name, value in outputs.metrics.items()}
-        self._names = [*terms, *metrics]
-        self._window.append(torch.stack([value.float() for value in (*terms.values(), *metrics.values())]))
+        values = {"loss": outputs.loss.detach(), **terms, **metrics}
+        self._names = [*values]
+        self._window.append(torch.stack([value.float() for value in values.values()]))
         self._origins.append((self.state.global_step + 1, index))
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
@@ -203,6 +207,21 @@ class TermsTrainer(Trainer):
             f"All checkpoints in {self.training_dir} are older."
         )
 
+    def _write_window(self, checkpoint: Path) -> None:
+        """Write the micro-batches since the last log entry, if there are any."""
+        path = checkpoint / OPEN_WINDOW.format(self.args.process_index)
+        path.unlink(missing_ok=True)  # of a broken checkpoint of this step
+        if self._window:
+            torch.save({"names": self._names, "rows": self._window, "origins": self._origins}, path)
+
+    def _read_window(self, checkpoint: str | None) -> None:
+        """Read what :meth:`_write_window` wrote; without such a file the next log entry starts at the next step."""
+        self._window, self._origins = [], []
+        path = Path(checkpoint or "") / OPEN_WINDOW.format(self.args.process_index)
+        if checkpoint is not None and path.is_file():
+            written = torch.load(path, map_location=self.args.device)
+            self._names, self._window, self._origins = written["names"], written["rows"], written["origins"]
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self._window:
             self._checked_window()
@@ -219,6 +238,7 @@ class TermsTrainer(Trainer):
                     check_held(str(self.args.output_dir))
                     (path / MANIFEST).unlink(missing_ok=True)
                 super()._save_checkpoint(model, trial)
+                self._write_window(path)
                 self.accelerator.wait_for_everyone()  # each process writes its random state
                 if self.args.should_save:
                     finish_checkpoint(path, self._settings.run, keep, self.state.best_model_checkpoint)

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 class Report(TrainerCallback):
     """Evaluate and log after the last step as well: the last state can be the best one, and its loss may not be
-    finite. Log at every checkpoint, so that a resumed run logs the same averages."""
+    finite. Log at every scheduled checkpoint as well."""
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -67,7 +67,13 @@ class StopOnTerminate(TrainerCallback):
         if received:
             logger.warning("SIGTERM: writing a checkpoint at step %d and stopping.", state.global_step)
             self.interrupted = control.should_training_stop = True
-            control.should_save = control.should_log = True
+            control.should_save = True
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.interrupted:  # the epoch has not ended
+            control.should_save = control.should_log = control.should_evaluate = False
 
     def restore(self) -> None:
         """Reinstall the handler that was there before training."""

@@ -47,24 +47,9 @@ def kept(folder: Path) -> dict[str, Any]:
 
 def different(reference: dict[str, Any], found: dict[str, Any]) -> list[str]:
     """The names of what differs."""
-    logs = [kept["results"].get("log", []) for kept in (reference, found)]
     names = [name for name, value in reference.items() if name != "results" and found.get(name) != value]
-    results = {**found["results"], "log": logs[0] if same_log(*logs) else None}
-    fields = [name for name, value in reference["results"].items() if results.get(name) != value]
+    fields = [name for name, value in reference["results"].items() if found["results"].get(name) != value]
     return names + fields
-
-
-def same_log(reference: list[dict[str, Any]], found: list[dict[str, Any]]) -> bool:
-    """True if two logs agree but for what SIGTERM changes: its checkpoint adds an entry at its step, so that the next
-    entry is a mean over fewer steps."""
-    windows = {entry["step"]: (first, entry) for first, entry in zip([0, *steps(reference)], reference, strict=False)}
-    ours = {entry["step"]: (first, entry) for first, entry in zip([0, *steps(found)], found, strict=False)}
-    same = [ours[step] == window for step, window in windows.items() if step in ours and ours[step][0] == window[0]]
-    return windows.keys() <= ours.keys() and all(same)
-
-
-def steps(log: list[dict[str, Any]]) -> list[int]:
-    return [entry["step"] for entry in log]
 
 
 def whole_or_absent(folder: Path, reference: dict[str, Any]) -> str:
