@@ -22,21 +22,22 @@ class ExportMismatchError(RuntimeError):
     """The encoder on disk is not the one that training selected. Nothing was deleted."""
 
 
-def check_score(folder: Path, dev: Pairs, recorded: float, device: torch.device, precision: str) -> None:
-    """Load the encoder, score it on the dev set, and compare.
+def check_score(folder: Path, dev: Pairs, recorded: float, device: torch.device, precision: str) -> float:
+    """Load the encoder, score it on the dev set in float32, and compare.
 
     Arguments:
         folder: an export, or a training checkpoint.
         recorded: Spearman × 100 of the selected weights, measured in training.
         precision: that of the measurement, ``fp32`` or ``bf16``.
 
+    Returns:
+        Spearman × 100 of the saved encoder.
+
     Raises:
         ExportMismatchError: the scores differ by more than rounding: ``TOLERANCE``, and for small sets the change that
             arises if half of the pairs trade places with their neighbours.
     """
-    encoder = _load(folder, device)
-    encoder.precision = precision
-    found = score_pairs(EmbeddedPairs(encoder, [dev]), dev)["spearman"]
+    found = score_pairs(EmbeddedPairs(_load(folder, device), [dev]), dev)["spearman"]
     allowed = TOLERANCE[precision] + 600 / max(len(dev) ** 2 - 1, 1)
     both_undefined = np.isnan(found) and np.isnan(recorded)
     if not both_undefined and not abs(found - recorded) <= allowed:
@@ -44,6 +45,7 @@ def check_score(folder: Path, dev: Pairs, recorded: float, device: torch.device,
             f"{folder}: the saved encoder scores {found:.2f} on {dev.name}, the weights that training selected scored "
             f"{recorded:.2f}: it is not the selected encoder; nothing was deleted"
         )
+    return found
 
 
 def check_embeddings(folder: Path, texts: list[str], expected_nH: np.ndarray, device: torch.device) -> None:

@@ -5,7 +5,7 @@ import itertools
 import logging
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -81,7 +81,8 @@ class CSETrainer(HubTrainer):
         kwargs: further arguments of Transformers' Trainer.
 
     Every log entry holds ``loss/<term>`` and ``metrics/<diagnostic>``, averaged over its steps and over processes.
-    ``embedded_dev`` holds the embeddings of the last dev score, on the process that computed it.
+    ``embedded_dev`` holds the embeddings of the last dev score, on the process that computed it. After
+    :meth:`save_models`, ``saved_scores`` holds the dev score of the encoder on disk, in float32.
 
     Raises:
         ValueError: a combination that cannot work: a single column without dropout, an augmentation of pairs, a batch
@@ -112,6 +113,7 @@ class CSETrainer(HubTrainer):
         check_teachers(model, self.teachers)
         self.corpus, self.dev, self.transfer, self.tokenizer = corpus, dev, list(transfer), tokenizer
         self.embedded_dev: EmbeddedPairs | None = None
+        self.saved_scores: dict[str, float] = {}
         geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []
         self._select(args, dev)
         self.collator = collator = CSECollator(
@@ -292,15 +294,16 @@ class CSETrainer(HubTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def dev_scores(self, precision: str | None = None) -> dict[str, float]:
+    def dev_scores(self, precision: str | None = None, known: Mapping[str, float] | None = None) -> dict[str, float]:
         """Compute the scores of :meth:`evaluate` in this process, by name without prefix.
 
         Arguments:
             precision: of the dev set's embeddings, ``fp32`` or ``bf16``; None: that of :meth:`evaluate`, bf16 with
                 ``bf16_full_eval``.
+            known: the dev set's score, if it need not be computed: :attr:`saved_scores`.
         """
-        scores: dict[str, float] = {}
-        if self.dev is not None:
+        scores = dict(known or {})
+        if self.dev is not None and not known:
             given = precision or ("bf16" if self.args.bf16_full_eval else "fp32")
             self.embedded_dev = EmbeddedPairs(lambda texts: self._embed(texts, given), [self.dev])
             scores[f"{self.dev.name}_spearman"] = score_pairs(self.embedded_dev, self.dev)["spearman"]
@@ -396,7 +399,8 @@ class CSETrainer(HubTrainer):
         if recorded is None:  # training did not score the step that is kept
             recorded = self.dev_scores()[name]
         exact = not self.args.bf16_full_eval and all(p.dtype == torch.float32 for p in self.model.parameters())
-        check_score(folder, self.dev, recorded, self.args.device, "fp32" if exact else "bf16")
+        found = check_score(folder, self.dev, recorded, self.args.device, "fp32" if exact else "bf16")
+        self.saved_scores = {name: found}
 
     def run_settings(self) -> dict[str, Any]:
         """Return the settings that decide the run's result: arguments, model, corpus, dev set, tokenizer."""

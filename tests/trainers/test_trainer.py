@@ -264,6 +264,19 @@ def test_the_dev_set_is_embedded_as_training_computes(
     assert seen == [during, "fp32"]
 
 
+def test_the_score_of_the_encoder_on_disk_is_computed_once(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = small_run(tmp_path / "run", dev=True, bf16=True, label_free_samples=0)
+    trainer.train()
+    assert trainer.saved_scores == {}
+    trainer.save_models()
+    expected = trainer.dev_scores("fp32")
+    assert trainer.saved_scores == pytest.approx(expected, abs=1e-6)
+    monkeypatch.setattr(trainer, "_embed", lambda *call: pytest.fail("the dev set was embedded again"))
+    assert trainer.dev_scores("fp32", trainer.saved_scores) == trainer.saved_scores
+
+
 # What is refused before the first step
 
 

@@ -1,5 +1,6 @@
 """Measure how well a tokenizer fits texts: unknown tokens, truncation, lost accents."""
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ ACCENTS_LIMIT = 0.2
 CHARACTERS_LIMIT = 2.5
 #: Scripts in which tokens of one character are common.
 _DENSE = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "YI ", "BOPOMOFO")
+_ASCII = re.compile(r"[\x00-\x7f]+")
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ def accents_dropped(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) ->
 
 
 def _marks(text: str) -> int:
-    return sum(unicodedata.combining(character) > 0 for character in unicodedata.normalize("NFD", text))
+    others = _ASCII.sub("", unicodedata.normalize("NFD", text))
+    return sum(unicodedata.combining(character) > 0 for character in others)
 
 
 def _dense(texts: Sequence[str]) -> bool:

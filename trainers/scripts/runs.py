@@ -5,7 +5,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,7 +263,7 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
     seconds = {"train": time.monotonic() - training}
     folder = trainer.save_models()
     if trainer.is_world_process_zero():
-        after = score_run(trainer, data.tests)
+        after = score_run(trainer, data.tests, trainer.saved_scores)
         seconds["total"] = time.monotonic() - started
         write_run(trainer, run, data, before, after, seconds)
         print(before_and_after(before, after))
@@ -289,9 +289,12 @@ def next_commands(folder: Path, run: RunArguments) -> str:
     return f"Next: {' '.join(report)}\n      {' '.join(encode)}"
 
 
-def score_run(trainer: CSETrainer, tests: Sequence[STSTask]) -> tuple[dict[str, float], STSScores | None]:
-    """Return dev scores and test scores of the current weights in float32, whatever the precision of training."""
-    return trainer.dev_scores("fp32"), evaluate_sts(trainer.embed, tests, progress=True) if tests else None
+def score_run(
+    trainer: CSETrainer, tests: Sequence[STSTask], known: Mapping[str, float] | None = None
+) -> tuple[dict[str, float], STSScores | None]:
+    """Return dev scores and test scores of the current weights in float32, whatever the precision of training.
+    ``known`` are dev scores of theirs that need not be computed."""
+    return trainer.dev_scores("fp32", known), evaluate_sts(trainer.embed, tests, progress=True) if tests else None
 
 
 def run_results(
