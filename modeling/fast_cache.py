@@ -71,11 +71,12 @@ class Chunks:
         if not torch.is_grad_enabled():
             return function(*inputs)
         device = inputs[0].device.type
+        if not torch.is_autocast_enabled(device):
+            return checkpoint(function, *inputs, use_reentrant=False)
 
         def run(*inputs: Tensor) -> tuple[Tensor, ...]:
             # chunks must not share a weight cast to half precision: its gradients would be summed in half precision
-            dtype, on = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-            with torch.autocast(device, dtype, enabled=on, cache_enabled=False):
+            with torch.autocast(device, torch.get_autocast_dtype(device), cache_enabled=False):
                 return function(*inputs)
 
         return checkpoint(run, *inputs, use_reentrant=False)

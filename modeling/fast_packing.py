@@ -165,6 +165,7 @@ def packed_attention(
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     N, L = packing.mask_NL.shape
+    attention_mask = packing.mask_NL[:, None, None]
     causal = kwargs.get("is_causal")  # a configuration's is_causal, which overrides the module's
     causal = bool(getattr(module, "is_causal", False) if causal is None else causal)
     if causal or (sliding_window is not None and sliding_window < L):
@@ -173,7 +174,7 @@ def packed_attention(
         read_LL = distance_LL >= 0 if causal else torch.ones_like(distance_LL, dtype=torch.bool)
         if sliding_window is not None:
             read_LL = read_LL & (distance_LL.abs() < sliding_window)
-        attention_mask = packing.mask_NL[:, None, None] & read_LL
+        attention_mask = attention_mask & read_LL
     one, dropout = module is asking, kwargs.get("dropout", 0.0)
     if (
         own_attention(query) and packing.by_index and query.shape == key.shape and (one or dropout > 0)

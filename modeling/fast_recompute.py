@@ -41,10 +41,12 @@ def recomputed(network: nn.Module) -> Iterator[None]:
     them. Values are bitwise the same.
 
     Only on CPU. Nothing happens without gradient, if the fast paths are off, and where somebody else decides what is
-    kept: cached gradients (``fast_cache.py``) and gradient checkpointing compute all of it again.
+    kept: cached gradients (``fast_cache.py``) and gradient checkpointing compute all of it again, and a compiled layer
+    has a plan of its own, which a hook would break into another graph at every batch.
     """
     found = [module for module in network.modules() if type(module) in CHEAP]
-    if not fast() or not torch.is_grad_enabled() or not found or not _nobody_else_decides():
+    compiled = any(module._compiled_call_impl is not None for module in network.modules())
+    if not fast() or not torch.is_grad_enabled() or not found or compiled or not _nobody_else_decides():
         yield
         return
     outputs: dict[int, _Output] = {}

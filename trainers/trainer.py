@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -285,8 +285,7 @@ class CSETrainer(HubTrainer):
         """
         if self._window and self.is_in_train:
             self._checked_window()
-        with uncompiled(self.model) if self.args.torch_compile else nullcontext():
-            scores: list[dict[str, float] | None] = [self.dev_scores() if self.args.process_index == 0 else None]
+        scores: list[dict[str, float] | None] = [self.dev_scores() if self.args.process_index == 0 else None]
         if world_size() > 1:
             dist.broadcast_object_list(scores, src=0)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in (scores[0] or {}).items()}
@@ -327,8 +326,11 @@ class CSETrainer(HubTrainer):
 
     def _embed(self, texts: list[str], precision: str) -> Any:
         template = self.model.config.prompt_template
-        with without_autocast(self.model), embeddings_alone(self.model):
+        with without_autocast(self.model), embeddings_alone(self.model), self._uncompiled():
             return encode(self.model, self.tokenizer, texts, prompt_template=template, precision=precision)
+
+    def _uncompiled(self) -> AbstractContextManager[None]:
+        return uncompiled(self.model) if self.args.torch_compile else nullcontext()
 
     def _dropout_views(self) -> tuple[Any, Any]:
         """Return two dropout views of the sample's embeddings, drawn with a fixed seed, (n, H) numpy each."""
@@ -338,7 +340,7 @@ class CSETrainer(HubTrainer):
         ids = rows.input_ids
         parts = [pad(self.tokenizer, ids[first : first + SAMPLE_ROWS]) for first in range(0, len(ids), SAMPLE_ROWS)]
         batches = [{name: value.to(self.args.device) for name, value in part.items()} for part in parts]
-        with evaluating(self.model), isolated_rng(self.args.seed):
+        with evaluating(self.model), isolated_rng(self.args.seed), self._uncompiled():
             self.model.train()
             first, second = (
                 torch.cat([self.model.pooled(each["input_ids"], each["attention_mask"]) for each in batches])

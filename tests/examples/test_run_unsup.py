@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,6 +85,20 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's inductor needs a C++ compiler")
+def test_a_compiled_run_scores_dev_and_test_sets_of_many_tokens(
+    run: Callable[..., int], data: Path, tmp_path: Path
+) -> None:
+    """Regression: the scores before training ran in compiled layers, which cannot hold encoding's linear layers."""
+    small.write_pairs(tmp_path / "dev.tsv", rows=200)
+    options = {"torch_compile": True, "dev_file": tmp_path / "dev.tsv"}
+    assert run(tmp_path / "run", **options, test_file=tmp_path / "dev.tsv", max_steps=2, eval_steps=1) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert set(results["dev"]["after"]) == set(results["dev"]["before"])
+    assert results["test"]["tasks"]
 
 
 def test_a_run_leaves_what_it_promises(finished: tuple[Path, str]) -> None:
