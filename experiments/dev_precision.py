@@ -10,7 +10,7 @@ scores of each checkpoint. `python -m experiments.tables` makes the table `dev-p
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ SCORE = "stsb_spearman"
 class BothPrecisions(CSETrainer):
     """Adds the dev score in the other precision to every evaluation."""
 
-    def dev_scores(self, precision: str | None = None) -> dict[str, float]:
+    def dev_scores(self, precision: str | None = None, known: Mapping[str, float] | None = None) -> dict[str, float]:
         both = {each: super(BothPrecisions, self).dev_scores(each)[SCORE] for each in ("fp32", "bf16")}
         return {SCORE: both["fp32"], "bf16": both["bf16"]}
 
