@@ -165,7 +165,7 @@ def packed_attention(
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     N, L = packing.mask_NL.shape
-    attention_mask = packing.mask_NL[:, None, None]
+    attention_mask = packing.mask_NL[:, None, None]  # the argument is the same, but torch.compile does not know that
     causal = kwargs.get("is_causal")  # a configuration's is_causal, which overrides the module's
     causal = bool(getattr(module, "is_causal", False) if causal is None else causal)
     if causal or (sliding_window is not None and sliding_window < L):

@@ -44,9 +44,9 @@ def recomputed(network: nn.Module) -> Iterator[None]:
     kept: cached gradients (``fast_cache.py``) and gradient checkpointing compute all of it again, and a compiled layer
     has a plan of its own, which a hook would break into another graph at every batch.
     """
-    found = [module for module in network.modules() if type(module) in CHEAP]
-    compiled = any(module._compiled_call_impl is not None for module in network.modules())
-    if not fast() or not torch.is_grad_enabled() or not found or compiled or not _nobody_else_decides():
+    modules = list(network.modules()) if fast() and torch.is_grad_enabled() and _nobody_else_decides() else []
+    found = [module for module in modules if type(module) in CHEAP]
+    if not found or any(module._compiled_call_impl is not None for module in modules):
         yield
         return
     outputs: dict[int, _Output] = {}

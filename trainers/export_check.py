@@ -23,7 +23,7 @@ class ExportMismatchError(RuntimeError):
 
 
 def check_score(folder: Path, dev: Pairs, recorded: float, device: torch.device, precision: str) -> float:
-    """Load the encoder, score it on the dev set in float32, and compare.
+    """Load the encoder, score it on the dev set, and compare.
 
     Arguments:
         folder: an export, or a training checkpoint.
@@ -31,13 +31,15 @@ def check_score(folder: Path, dev: Pairs, recorded: float, device: torch.device,
         precision: that of the measurement, ``fp32`` or ``bf16``.
 
     Returns:
-        Spearman × 100 of the saved encoder.
+        Spearman × 100 of the saved encoder, in that precision.
 
     Raises:
         ExportMismatchError: the scores differ by more than rounding: ``TOLERANCE``, and for small sets the change that
             arises if half of the pairs trade places with their neighbours.
     """
-    found = score_pairs(EmbeddedPairs(_load(folder, device), [dev]), dev)["spearman"]
+    encoder = _load(folder, device)
+    encoder.precision = precision
+    found = score_pairs(EmbeddedPairs(encoder, [dev]), dev)["spearman"]
     allowed = TOLERANCE[precision] + 600 / max(len(dev) ** 2 - 1, 1)
     both_undefined = np.isnan(found) and np.isnan(recorded)
     if not both_undefined and not abs(found - recorded) <= allowed:

@@ -82,7 +82,7 @@ class CSETrainer(HubTrainer):
 
     Every log entry holds ``loss/<term>`` and ``metrics/<diagnostic>``, averaged over its steps and over processes.
     ``embedded_dev`` holds the embeddings of the last dev score, on the process that computed it. After
-    :meth:`save_models`, ``saved_scores`` holds the dev score of the encoder on disk, in float32.
+    :meth:`save_models`, ``saved_scores`` holds the dev score of the encoder on disk in float32, if it was computed.
 
     Raises:
         ValueError: a combination that cannot work: a single column without dropout, an augmentation of pairs, a batch
@@ -402,7 +402,7 @@ class CSETrainer(HubTrainer):
             recorded = self.dev_scores()[name]
         exact = not self.args.bf16_full_eval and all(p.dtype == torch.float32 for p in self.model.parameters())
         found = check_score(folder, self.dev, recorded, self.args.device, "fp32" if exact else "bf16")
-        self.saved_scores = {name: found}
+        self.saved_scores = {name: found} if exact else {}
 
     def run_settings(self) -> dict[str, Any]:
         """Return the settings that decide the run's result: arguments, model, corpus, dev set, tokenizer."""

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
+from csekit.evaluation.sts import EmbeddedPairs
 from csekit.evaluation.transfer_data import Split, TransferTask
 from csekit.modeling import OBJECTIVES, Reconstruction, SimCSEModel
 from csekit.trainers import CSETrainer, CSETrainingArguments
@@ -267,7 +268,7 @@ def test_the_dev_set_is_embedded_as_training_computes(
 def test_the_score_of_the_encoder_on_disk_is_computed_once(
     small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = small_run(tmp_path / "run", dev=True, bf16=True, label_free_samples=0)
+    trainer = small_run(tmp_path / "run", dev=True, label_free_samples=0)
     trainer.train()
     assert trainer.saved_scores == {}
     trainer.save_models()
@@ -275,6 +276,23 @@ def test_the_score_of_the_encoder_on_disk_is_computed_once(
     assert trainer.saved_scores == pytest.approx(expected, abs=1e-6)
     monkeypatch.setattr(trainer, "_embed", lambda *call: pytest.fail("the dev set was embedded again"))
     assert trainer.dev_scores("fp32", trainer.saved_scores) == trainer.saved_scores
+
+
+def test_the_encoder_on_disk_is_compared_in_the_precision_of_the_record(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the vectors of a collapsed encoder are so near that bf16 and float32 rank them differently. The
+    check compared the two, and could refuse a sound encoder at the end of its run."""
+    trainer = small_run(tmp_path / "run", dev=True, bf16=True, label_free_samples=0)
+    trainer.train()
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "csekit.trainers.export_check.EmbeddedPairs",
+        lambda encoder, sets: asked.append(encoder.precision) or EmbeddedPairs(encoder, sets),
+    )
+    trainer.save_models()
+    assert asked == ["bf16"]
+    assert trainer.saved_scores == {}  # the score after training is float32's
 
 
 # What is refused before the first step
