@@ -14,8 +14,10 @@ from experiments.plan import Experiment, Plan
 from experiments.records import TrialRecords, load
 from experiments.trial import Arguments, PlanError, Trial
 
-#: results files by experiment -> Avg in each resample of the test pairs, as ``compare.bootstrap_averages``
+#: results files by name -> Avg in each resample of the test pairs, as ``compare.bootstrap_averages``
 Resample = Callable[[Mapping[str, Sequence[Path]]], Mapping[str, np.ndarray]]
+#: results files of each experiment, by seed
+_Scored = Mapping[str, Mapping[int | None, Path]]
 
 
 def select(experiment: Experiment, records: TrialRecords) -> tuple[Arguments, dict[str, Any]] | None:
@@ -69,11 +71,11 @@ def summarise(records: TrialRecords, resample: Resample | None = None) -> dict[s
     plan = records.plan
     experiments = {name: _summary(experiment, records) for name, experiment in plan.experiments.items()}
     scored = {name: files for name, each in plan.experiments.items() if (files := _scored(each, records))}
-    paired = {name: files for name, files in scored.items() if all((load(f) or {}).get("similarities") for f in files)}
-    draws = resample(paired) if resample is not None and (plan.baseline or plan.margins) else {}
+    stored = {str(path): [path] for files in scored.values() for path in files.values() if _has_similarities(path)}
+    draws = resample(stored) if resample is not None and (plan.baseline or plan.margins) else {}
     for name in scored if plan.baseline in scored else ():
         if resample is not None and name != plan.baseline:
-            experiments[name]["p_value"] = _p_value(draws, name, plan.baseline)
+            experiments[name]["p_value"] = _p_value(draws, scored, name, plan.baseline)
     summary = {"schema": 1, "plan": plan.name, "baseline": plan.baseline, "experiments": experiments}
     summary["tables"] = plan.tables
     if plan.margins:
@@ -84,11 +86,18 @@ def summarise(records: TrialRecords, resample: Resample | None = None) -> dict[s
     return summary
 
 
-def _p_value(draws: Mapping[str, np.ndarray], name: str, baseline: str | None) -> float | None:
-    """Return the p-value that ``name`` beats ``baseline`` on Avg, None where one of them lacks a test set."""
-    if baseline is None or name not in draws or baseline not in draws:
+def _p_value(draws: Mapping[str, np.ndarray], scored: _Scored, name: str, baseline: str | None) -> float | None:
+    """Return the p-value that ``name`` beats ``baseline`` on Avg, each its mean over the seeds that both have, or over
+    all of its own where they share none. None where a file lacks a test set."""
+    sides = scored.get(name), scored.get(str(baseline))
+    if not all(sides):
         return None
-    return p_value(draws[name], draws[baseline])
+    shared = set.intersection(*(set(side or ()) for side in sides))
+    files = [[str(path) for seed, path in (side or {}).items() if not shared or seed in shared] for side in sides]
+    if any(path not in draws for side in files for path in side):
+        return None
+    better, base = (np.mean([draws[path] for path in side], axis=0) for side in files)
+    return p_value(better, base)
 
 
 def chosen_trials(experiment: Experiment, records: TrialRecords) -> list[Trial]:
@@ -136,15 +145,15 @@ def _summary(experiment: Experiment, records: TrialRecords) -> dict[str, Any]:
     return summary
 
 
-def _margins(plan: Plan, scored: Mapping[str, list[Path]], draws: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _margins(plan: Plan, scored: _Scored, draws: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return the difference of Avg to each base in ``margins.against``, seed by seed: ``spread`` and p-value."""
-    averages = {name: _averages(scored.get(name, [])) for name in plan.experiments}
+    averages = {name: _averages(list(scored.get(name, {}).values())) for name in plan.experiments}
     rows: dict[str, Any] = {}
     for name, base in plan.comparisons():
         seeds = [seed for seed in averages[name] if seed in averages[base]]
         if seeds:
             row = spread([averages[name][seed] - averages[base][seed] for seed in seeds])
-            rows.setdefault(name, {})[base] = {**row, "p_value": _p_value(draws, name, base)}
+            rows.setdefault(name, {})[base] = {**row, "p_value": _p_value(draws, scored, name, base)}
     return rows
 
 
@@ -165,10 +174,19 @@ def _failure(trial: Trial, records: TrialRecords) -> dict[str, Any] | None:
     return state if state.get("status") == "failed" else None
 
 
-def _scored(experiment: Experiment, records: TrialRecords) -> list[Path]:
+def _scored(experiment: Experiment, records: TrialRecords) -> dict[int | None, Path]:
+    """Return the results files with test scores by seed; an encoder that was not trained has the seed None."""
     trials = experiment.first_trials() if experiment.kind == "command" else chosen_trials(experiment, records)
     found = [(trial, _result(records, trial)) for trial in trials]
-    return [records.path(trial) for trial, result in found if result is not None and test_scores(result)]
+    return {
+        result.get("seed"): records.path(trial)
+        for trial, result in found
+        if result is not None and test_scores(result)
+    }
+
+
+def _has_similarities(path: Path) -> bool:
+    return bool((load(path) or {}).get("similarities"))
 
 
 def _result(records: TrialRecords, trial: Trial) -> dict[str, Any] | None:

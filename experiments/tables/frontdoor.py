@@ -191,6 +191,9 @@ def field_table(results_dir: Path) -> Table:
     base = _row(experiments, summary["baseline"], _FIELD)
     margins, costs_file = summary["margins"], results_dir / _FIELD_COSTS
     costs = {row["name"]: row for row in read_results(costs_file)["methods"]} if costs_file.is_file() else {}
+    trained = {name: row["finished_seeds"] for name, row in experiments.items() if row["kind"] == "selected"}
+    seeds = sorted({seed for of_row in trained.values() for seed in of_row})
+    uneven = any(of_row != seeds for of_row in trained.values())
     body = []
     for name, row in sorted(experiments.items(), key=lambda item: -item[1]["test"]["Avg"]["mean"]):
         margin = margins["rows"].get(name, {}).get(summary["baseline"])
@@ -198,20 +201,21 @@ def field_table(results_dir: Path) -> Table:
         cells = [row["title"], _spread(row["test"]["Avg"])]
         cells += [_spread(margin, "+"), _p_value(summary, name, summary["baseline"])] if margin else ["", ""]
         cells.append("" if paper is None else f"{paper:+.2f}")
+        cells += [str(len(trained[name])) if name in trained else ""] if uneven else []
         cells += [f"{costs[name]['time_ratio']:.1f}{_SPACE}×" if name in costs else ""] if costs else []
         body.append(cells)
-    trained = [row for row in experiments.values() if row["kind"] == "selected"]
-    backbone = " and ".join(sorted({name for row in trained for name in row["backbone"]}))
-    seeds = sorted({seed for row in trained for seed in row["finished_seeds"]})
+    backbone = " and ".join(sorted({part for name in trained for part in experiments[name]["backbone"]}))
+    of_rows = "mean ± standard deviation over the seeds" + (" of a row, of" if uneven else "")
     caption = (
         f"Avg of the seven STS test sets, Spearman × 100; backbone {backbone}, stand-in Wikipedia corpus; "
-        f"{'mean ± standard deviation over the seeds' if len(seeds) > 1 else 'one seed,'} "
+        f"{of_rows if len(seeds) > 1 else 'one seed,'} "
         f"{', '.join(map(str, seeds))}; checkpoint chosen on STS-B dev, the test sets scored once. Margin: over "
-        f"{base['title']} with the same seed; p: one-sided paired bootstrap over the test pairs. Paper: "
-        f"{margins['source']}."
+        f"{base['title']} with the same seed{'s' if len(seeds) > 1 else ''}; p: one-sided paired bootstrap over the "
+        f"test pairs. Paper: {margins['source']}."
     )
     caption += " Step: its time relative to SimCSE's, on CPU in bf16." if costs else ""
-    return caption, ["", "Avg", "margin", "p", "paper", *(["step"] if costs else [])], body
+    head = ["", "Avg", "margin", "p", "paper", *(["seeds"] if uneven else []), *(["step"] if costs else [])]
+    return caption, head, body
 
 
 def _p_value(summary: Mapping[str, Any], name: str, base: str) -> str:

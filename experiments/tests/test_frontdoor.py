@@ -132,6 +132,10 @@ def test_the_field_has_its_best_row_first_and_the_cost_of_each_step(tmp_path: Pa
     write_results(tmp_path / "costs/field-minilm-wiki-cpu-bf16.json", {"methods": costs})
     text = update(page("field"), tmp_path)
     assert [row[-1] for row in rows(text)] == ["step", "---:", "", "1.5 ×", "1.0 ×"]
+    experiments["dclr"]["finished_seeds"] = [42]
+    (tmp_path / "field" / "summary.json").write_text(json.dumps(summary))
+    text = update(page("field"), tmp_path)
+    assert [row[-2] for row in rows(text)] == ["seeds", "---:", "", "1", "3"] and "over the seeds of a row" in text
     del summary["experiments"]["simcse"]
     (tmp_path / "field" / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(TableError, match="field must have a row 'simcse'"):

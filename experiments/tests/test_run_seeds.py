@@ -321,15 +321,34 @@ def test_direct_form(bench: Any) -> None:
 def test_p_values_are_counted_in_the_resamples(finished: Any) -> None:
     bench = finished
     records = TrialRecords(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
-    seen: list[dict[str, list[str]]] = []
+    seen: list[list[str]] = []
 
     def resample(files: Any) -> Any:
-        seen.append({name: [path.stem for path in paths] for name, paths in files.items()})
-        return {"one": np.array([1.0, 2.0, 3.0]), "two": np.array([2.0, 3.0, 3.0])}
+        seen.append([f"{path.parent.name}/{path.stem}" for paths in files.values() for path in paths])
+        draws = {"one": np.array([1.0, 2.0, 3.0]), "two": np.array([2.0, 3.0, 3.0])}
+        return {name: draws[Path(name).parent.name] for name in files}
 
     summary = summarise(records, resample)
-    assert seen == [{name: ["seed=42", "seed=43", "seed=44"] for name in ("one", "two")}]
+    assert seen == [[f"{name}/seed={seed}" for name in ("one", "two") for seed in (42, 43, 44)]]
     assert summary["experiments"]["two"]["p_value"] == 0.5 and "p_value" not in summary["experiments"]["one"]
+
+
+def test_p_values_are_of_the_seeds_that_both_rows_have(finished: Any) -> None:
+    """As the margins are: a seed of one row alone would be compared with the mean of the other's."""
+    bench = finished
+    bench.plan["experiments"]["two"] = bench.plan["experiments"]["two"] | {"seeds": [42]}
+    bench.plan["margins"] = {"against": ["one"]}
+    records = TrialRecords(Plan.from_dict(bench.plan), bench.folder / "runs", bench.results)
+    (bench.results / "small" / "two" / "seed=43.json").unlink()
+    (bench.results / "small" / "two" / "seed=44.json").unlink()
+    averages = {"one/seed=42": 1.0, "one/seed=43": 9.0, "one/seed=44": 9.0, "two/seed=42": 2.0}
+
+    def resample(files: Any) -> Any:
+        return {name: np.full(3, averages[f"{Path(name).parent.name}/{Path(name).stem}"]) for name in files}
+
+    summary = summarise(records, resample)
+    assert summary["experiments"]["two"]["p_value"] == 0.25  # 1 / (1 + 3): two is ahead in every resample
+    assert summary["margins"]["rows"]["two"]["one"]["p_value"] == 0.25
 
 
 @pytest.mark.parametrize(
