@@ -10,6 +10,7 @@ from csekit.evaluation.results import read_results
 from csekit.evaluation.sts_data import STS_TASKS
 from experiments.pictures import figures
 from experiments.pictures.figures import QUANTITIES, Ablation
+from experiments.starts import METHODS, POOLINGS, read_starts
 from experiments.summary import test_scores
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def pictures(results_dir: Path) -> dict[str, "Callable[[Path], Figure]"]:
         **{f"{plan}-traces": lambda folder, plan=plan: training_traces(folder, plan) for plan in PAPER_TRACES},  # type: ignore[misc]
         "task-differences": task_differences,
         "few-shot": few_shot,
+        "backbone": backbone,
     }
     for path in sorted(results_dir.glob("*/summary.json")):
         if any(_of_trials(table) for table in _json(path).get("tables", {}).values()):
@@ -129,6 +131,23 @@ def few_shot(results_dir: Path, plan: str = FEW_SHOT) -> "Figure":
     if not curves:
         raise NoResults(f"{results_dir / plan}: no run has test scores yet")
     return figures.few_shot_curves(curves)
+
+
+def backbone(results_dir: Path) -> "Figure":
+    """Return the scores of each method by the loss of the masked LM that it started from."""
+    try:
+        starts = read_starts(results_dir)
+    except FileNotFoundError as error:
+        raise NoResults(str(error)) from None
+    dev = {
+        f"untrained, {name}": {s.loss: s.untrained[key] for s in starts if key in s.untrained}
+        for key, name in POOLINGS.items()
+    }
+    dev |= {name: {s.loss: s.dev[key]["mean"] for s in starts if key in s.dev} for key, name in METHODS.items()}
+    test = {name: {s.loss: s.test[key]["mean"] for s in starts if key in s.test} for key, name in METHODS.items()}
+    panels = {"STS-B dev": dev, "Avg of the seven STS test sets": test}
+    drawn = {title: {name: points for name, points in lines.items() if points} for title, lines in panels.items()}
+    return figures.scores_by_loss({title: lines for title, lines in drawn.items() if lines})
 
 
 def ablations(results_dir: Path, plan: str) -> "Figure":

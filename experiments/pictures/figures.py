@@ -152,6 +152,33 @@ def score_dots(scores: Mapping[str, Sequence[float]], unit: str) -> "Figure":
     return figure
 
 
+@drawing
+def scores_by_loss(
+    curves: Mapping[str, Mapping[str, Mapping[float, float]]], unit: str = "Spearman × 100"
+) -> "Figure":
+    """Plot scores by the loss of the masked LM that a training started from, a panel for each test; the better
+    language model stands on the right.
+
+    Arguments:
+        curves: by test and name of a line, loss to score.
+    """
+    figure, axes = panels(len(curves), 2, 3.8, 3.2)
+    places = {
+        name: place for place, name in enumerate(dict.fromkeys(name for lines in curves.values() for name in lines))
+    }
+    handles = {}
+    for axis, (test, lines) in zip(axes, curves.items(), strict=True):
+        for name, points in lines.items():
+            xs = sorted(points, reverse=True)
+            (handles[name],) = axis.plot(xs, [points[x] for x in xs], label=name, markersize=5, **_look(places[name]))
+        axis.set_title(test)
+        axis.set_xlabel("held-out loss of the masked LM, nats")
+        axis.invert_xaxis()
+    axes[0].set_ylabel(unit)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3)
+    return figure
+
+
 @dataclass(frozen=True)
 class Ablation:
     """A table whose rows differ in one setting.

@@ -15,7 +15,8 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 the backbone's ``parameters`` if measured; ``speed``: see ``experiments.tables.retrieval``),
 ``quickstart/STEP`` and ``quickstart/times`` (see ``experiments.quickstart``),
 ``frontdoor/beside``, ``frontdoor/methods``, ``frontdoor/field`` and ``frontdoor/averages`` for the front pages (see
-``experiments.tables.frontdoor``), ``audit/gradients`` (see ``experiments.tables.audit``), ``evaluation/retrieval``,
+``experiments.tables.frontdoor``), ``audit/gradients`` (see ``experiments.tables.audit``), ``backbone/starts`` (see
+``experiments.tables.backbone``), ``evaluation/retrieval``,
 ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, ``domains/NAME`` (see
 ``experiments.run_domain``), or ``evaluation/TABLE`` for those
 that ``csekit eval`` wrote (see ``experiments.tables.scores``). An ablation table stands in the plan's ``tables``::
@@ -54,6 +55,7 @@ from typing import Any
 from csekit.evaluation.results import read_results
 from csekit.evaluation.sts_data import STS_TASKS
 from experiments.tables.audit import gradients_before_and_after
+from experiments.tables.backbone import starts_table
 from experiments.tables.costs import (
     collator_table,
     corpus_table,
@@ -121,6 +123,7 @@ _BENCHMARKS = {
 }
 _FOLDERS = {
     "audit/gradients": gradients_before_and_after,
+    "backbone/starts": starts_table,
     "dev-precision": dev_precision_table,
     "evaluation/retrieval": retrieval_table,
     "evaluation/geometry": geometry_table,

@@ -1,0 +1,41 @@
+"""The table of the plan ``backbone``: what a better masked LM gives each method."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.starts import METHODS, POOLINGS, read_starts
+
+
+def starts_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
+    """Return caption, head and rows: one row for each start.
+
+    Raises:
+        FileNotFoundError: nothing has been measured yet.
+    """
+    starts = read_starts(results_dir)
+    head = ["masked LM, steps more", "loss", "accuracy", *(f"untrained {name}, dev" for name in POOLINGS.values())]
+    head += [f"{name}, {kind}" for name in METHODS.values() for kind in ("dev", "Avg")]
+    body = []
+    for start in starts:
+        cells = [f"{start.steps:,}", f"{start.loss:.2f}", f"{100 * start.accuracy:.1f} %"]
+        cells += [f"{start.untrained[name]:.2f}" if name in start.untrained else "–" for name in POOLINGS]
+        for name in METHODS:
+            cells += [_spread(start.dev.get(name)), _spread(start.test.get(name))]
+        body.append(cells)
+    counts = sorted({row["n"] for start in starts for row in start.test.values()})
+    seeds = (
+        "one seed" if counts in ([], [1]) else f"mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
+    )
+    caption = (
+        f"The masked LM {starts[0].backbone}, trained on, stand-in Wikipedia corpus. Loss: nats a masked token of "
+        "held-out sentences; accuracy: share of these tokens that are predicted; dev: STS-B dev; Avg: of the seven "
+        f"STS test sets; Spearman × 100, {seeds}."
+    )
+    return caption, head, body
+
+
+def _spread(value: Mapping[str, Any] | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value['mean']:.2f}" + (f" ± {value['std']:.2f}" if value["std"] is not None else "")
