@@ -1,4 +1,5 @@
-"""Compare csekit's `encode` with `SentenceTransformer.encode` in sentences a second: same weights, texts and machine.
+"""Compare csekit's `encode` with `SentenceTransformer.encode` and with onnxruntime, in sentences a second: same
+weights, texts and machine.
 
     python benchmarks/encode.py --model_name_or_path bert-base-uncased --texts sentences.txt pairs.tsv:sentence1 \
         --output experiments/results/benchmarks/encode-bert-base-uncased-cpu.json
@@ -6,13 +7,16 @@
 The sides take turns (A B A B …) over the same texts; a ratio is the median of the ratios within a turn. Texts are
 distinct and in the order of the file, so that no side gains by skipping duplicates. Each side has its own settings:
 sentence-transformers encodes 32 rows a batch (its default) or `--st_batch_size`, in bf16 by
-`model_kwargs={"dtype": …}` as its documentation says; csekit uses its defaults. CPU time is measured beside wall time,
-because a busy machine disturbs it less. `python -m experiments.tables` makes the table `benchmarks/NAME`.
+`model_kwargs={"dtype": …}` as its documentation says; csekit uses its defaults; onnxruntime runs the graphs that
+`csekit export --pooled --int8` writes, over csekit's own batches. Where it is not installed its rows are left out. CPU
+time is measured beside wall time, because a busy machine disturbs it less. `python -m experiments.tables` makes the
+table `benchmarks/NAME`.
 """
 
 import argparse
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -26,6 +30,7 @@ from transformers.utils import logging
 from csekit.encoding.fast_cpu import PRECISIONS
 from csekit.encoding.files import text_column
 from csekit.encoding.load import load_encoder
+from csekit.encoding.onnx_export import export_onnx
 from csekit.encoding.provenance import environment
 from csekit.evaluation.results import write_results
 from csekit.evaluation.sts import evaluate_pairs
@@ -39,6 +44,8 @@ SIDES = (
     ("sentence-transformers", "bf16"),
     ("csekit", "bf16"),
     ("csekit", "int8"),
+    ("onnxruntime", "fp32"),
+    ("onnxruntime", "int8"),
 )
 
 #: Texts to embeddings.
@@ -59,6 +66,33 @@ def st_side(path: str, pooling: str, precision: str, device: str, max_length: in
     words = Transformer(path, max_seq_length=max_length, model_kwargs={"dtype": dtype})
     model = SentenceTransformer(modules=[words, Pooling(words.get_embedding_dimension(), pooling)], device=device)
     return lambda texts: np.asarray(model.encode(texts, batch_size=batch_size, show_progress_bar=False), np.float32)
+
+
+def onnx_side(folder: Path, precision: str, max_length: int) -> Encode:
+    file = folder / "onnx" / ("model_int8.onnx" if precision == "int8" else "model.onnx")
+    return load_encoder(file, max_length=max_length).encode
+
+
+def make_sides(args: argparse.Namespace, pooling: str, work: Path) -> dict[tuple[str, str], Encode]:
+    """Return the sides of one pooling. ``work`` is an empty folder for onnxruntime's graphs."""
+    with_onnx = args.device == "cpu"
+    if with_onnx:
+        try:
+            export_onnx(args.model_name_or_path, work / "export", pooled=True, int8=True, pooling=pooling)
+        except ImportError as error:
+            print(f"onnxruntime is left out: {error}", flush=True)
+            with_onnx = False
+    sides: dict[tuple[str, str], Encode] = {}
+    for name, precision in SIDES:
+        common = (args.model_name_or_path, pooling, precision, args.device, args.max_length)
+        if name == "onnxruntime":
+            if with_onnx:
+                sides[name, precision] = onnx_side(work / "export", precision, args.max_length)
+        elif name == "sentence-transformers":
+            sides[name, precision] = st_side(*common, args.st_batch_size)
+        elif precision != "int8" or args.device == "cpu":
+            sides[name, precision] = csekit_side(*common)
+    return sides
 
 
 def read_texts(source: str, count: int) -> tuple[str, list[str]]:
@@ -98,6 +132,7 @@ def in_turn(
         ]
         faster = [[b[k] / v[k] for b, v in zip(base, values, strict=True)] for k in (0, 1)]
         best = seconds[("sentence-transformers", "bf16" if ("sentence-transformers", "bf16") in sides else "fp32")]
+        graph = seconds.get(("onnxruntime", precision))
         rows.append(
             {
                 "side": name,
@@ -107,6 +142,8 @@ def in_turn(
                 "speedup": statistics.median(faster[0]),
                 "cpu_speedup": statistics.median(faster[1]),
                 "speedup_over_peers_bf16": statistics.median(b[0] / v[0] for b, v in zip(best, values, strict=True)),
+                "speedup_over_onnxruntime": graph
+                and statistics.median(b[0] / v[0] for b, v in zip(graph, values, strict=True)),
                 "least_cosine": float(_cosines(found[(name, precision)], reference).min()),
                 "all_seconds": [list(v) for v in values],
             }
@@ -164,11 +201,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(f"error: {error}") from None
     rows = []
     for pooling in args.poolings:
-        common = (args.model_name_or_path, pooling)
-        sides: dict[tuple[str, str], Encode] = {}
-        for name, precision in SIDES if args.device == "cpu" else SIDES[:-1]:
-            given = (*common, precision, args.device, args.max_length)
-            sides[name, precision] = csekit_side(*given) if name == "csekit" else st_side(*given, args.st_batch_size)
+        with tempfile.TemporaryDirectory() as work:
+            sides = make_sides(args, pooling, Path(work))
         for corpus, texts in sets:
             found = in_turn(sides, texts, args.repetitions, args.device)
             rows += [{"texts": corpus, "sentences": len(texts), "pooling": pooling, **row} for row in found]

@@ -150,7 +150,7 @@ def roofline_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[lis
 
 
 def encoding_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Return caption, head and rows: sentences a second of csekit and of sentence-transformers.
+    """Return caption, head and rows: sentences a second of csekit, of sentence-transformers and of onnxruntime.
 
     Arguments:
         results: content of ``experiments/results/benchmarks/encode-NAME.json``.
@@ -170,6 +170,12 @@ def encoding_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[lis
         ]
         for row in results["rows"]
     ]
+    with_onnx = any(row.get("speedup_over_onnxruntime") for row in results["rows"])
+    if with_onnx:
+        head.insert(6, "over onnxruntime")
+        for cells, row in zip(body, results["rows"], strict=True):
+            over = row.get("speedup_over_onnxruntime")
+            cells.insert(6, f"{over:.2f} ×" if over else "")
     where = results["environment"]["device"] if run["device"] == "cuda" else f"CPU threads: {run['threads']}"
     caption = (
         f"Encoding, backbone {run['backbone']}, {where}, at most {run['max_length']} tokens, "
@@ -177,6 +183,8 @@ def encoding_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[lis
         "Speedup over sentence-transformers at the same precision (int8: at fp32), on the clock and in time of the "
         "processor; least cosine of an embedding to that of sentence-transformers in fp32."
     )
+    if with_onnx:
+        caption += " Over onnxruntime: over its graph of the same precision, which reads csekit's batches."
     if results["stsb_dev"]:
         said = ", ".join(f"{row['precision']} {row['spearman']:.2f}" for row in results["stsb_dev"])
         caption += f" STS-B dev of a SimCSE encoder on this backbone, Spearman × 100: {said}."
