@@ -112,7 +112,10 @@ def keep_layers(model: PreTrainedModel, config: PreTrainedConfig, layers: Sequen
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, "layer_idx", place)  # noqa: B010
-    model.config = config
+    whole_config = model.config
+    for module in model.modules():
+        if getattr(module, "config", None) is whole_config:
+            module.config = config  # attention reads there which kind it is
 
 
 def attend_both_ways(model: PreTrainedModel) -> None:

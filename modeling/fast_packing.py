@@ -306,8 +306,11 @@ def run_with_attention(model: Any, attention_mask_NL: Tensor, input_ids_NL: Tens
     """Call an encoder, on padded rows and with Transformers' plain attention, so that its output has ``attentions``.
 
     Raises:
-        ValueError: the family hands out no attention.
+        ValueError: the family hands out no attention, or its layers are computed again in the backward pass, where
+            their attention would be another one.
     """
+    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise ValueError("gradient_checkpointing must be off with an objective that reads the encoder's attention")
     tell_of_attention(type(model).__name__)
     with _attention(model, "eager"):
         output = run_encoder(model, attention_mask_NL, input_ids_NL, packed=False, output_attentions=True, **kwargs)

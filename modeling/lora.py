@@ -70,14 +70,12 @@ def freeze_but_lora(backbone: nn.Module) -> None:
         parameter.requires_grad_(".lora_" in name)
 
 
-@torch.no_grad()
-def merged_weights(backbone: nn.Module) -> dict[str, Tensor]:
-    """Return the encoder's weights with the adapters added to them, by the names of the plain encoder.
-
-    The encoder itself does not change."""
+def plain_weights(backbone: nn.Module) -> dict[str, Tensor]:
+    """Return the encoder's parameters by the names of the plain encoder, the adapters added to those that have any,
+    with gradient."""
     found = {
         name.replace(".base_layer.", "."): weight
-        for name, weight in backbone.state_dict().items()
+        for name, weight in backbone.named_parameters()
         if ".lora_" not in name
     }
     for name, module in backbone.named_modules():
@@ -85,6 +83,17 @@ def merged_weights(backbone: nn.Module) -> dict[str, Tensor]:
             adapted: Any = module
             found[f"{name}.weight"] = adapted.get_base_layer().weight + adapted.get_delta_weight(ADAPTER)
     return found
+
+
+@torch.no_grad()
+def merged_weights(backbone: nn.Module) -> dict[str, Tensor]:
+    """Return the encoder's weights with the adapters added to them, by the names of the plain encoder.
+
+    The encoder itself does not change."""
+    buffers = {name.replace(".base_layer.", "."): value for name, value in backbone.state_dict().items()}
+    return {name: value for name, value in buffers.items() if ".lora_" not in name} | {
+        name: weight.detach() for name, weight in plain_weights(backbone).items()
+    }
 
 
 def save_adapter(backbone: PreTrainedModel, folder: Path, settings: dict[str, Any]) -> None:

@@ -113,7 +113,10 @@ class Cut:
             self.projector.train(training)
             return z_NH
 
-        return replace(encode, project=project, pooled=pooled, embed=by_copy)
+        def views_by(network: Any) -> Views:
+            return self.views(encode.views_by(network))
+
+        return replace(encode, project=project, pooled=pooled, embed=by_copy, views_by=views_by)
 
 
 def widened(vectors: Tensor, width: int) -> Tensor:

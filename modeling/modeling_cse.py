@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -127,6 +127,13 @@ class CSEModel(EncoderWrapper):
         if layers is not None:
             encoder_config = with_layers(whole_config, layers)
         model_config = cls.config_class(encoder_config=encoder_config, **config)
+        if layers is not None:
+            for settings in model_config.objectives:
+                if registered(settings.name).from_all_layers:
+                    raise ValueError(
+                        f"layers must be left out with {settings.name!r}, whose own network starts from all layers of "
+                        f"the checkpoint, got {[*layers]}"
+                    )
         for settings in model_config.objectives:
             settings.complete(name_or_path)
         if model_config.prompt_template is not None:
@@ -134,13 +141,13 @@ class CSEModel(EncoderWrapper):
             locate_templates(model_config, tokenizer)
         with torch.device("meta"):
             skeleton = build_backbone(encoder_config)
+        if model_config.bidirectional:
+            attend_both_ways(skeleton)
+            encoder_config.is_causal = whole_config.is_causal = False  # the objectives' encoders copy it
         model = cls(model_config, backbone=skeleton)
         model.backbone = load_backbone(name_or_path, whole_config, type(skeleton), attn_implementation)
         if layers is not None:
             keep_layers(model.backbone, encoder_config, layers)
-        if model_config.bidirectional:
-            attend_both_ways(model.backbone)
-            encoder_config.is_causal = False
         if model_config.lora is not None:
             add_lora(model.backbone, model_config.lora)
         for objective in model.auxiliaries():
@@ -266,7 +273,7 @@ class CSEModel(EncoderWrapper):
             with own_stream(FURTHER_POSITIVES, seed, views.h.device):
                 views = self.with_positives(views, copies)
         words, τ = cast(Tensor, self.backbone.get_input_embeddings().weight), self.config.temperature
-        views_by = partial(self.views_by, views, copies)
+        views_by = cache(partial(self.views_by, views, copies))  # the sizes of Matryoshka cut the same views
         lent = (self.project, τ, self.chunks, self.embed_by, views_by, self.pooled_in_chunks)
         encode = Encode(self.backbone, words, *lent)
         terms, metrics = self.terms_of(views, copies, encode, seed)

@@ -94,6 +94,7 @@ class AuxiliaryMaskedLM(Objective):
     config: AuxiliaryMaskedLMConfig
     reads_z = False
     cacheable = True
+    from_all_layers = True
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode

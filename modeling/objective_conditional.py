@@ -57,6 +57,7 @@ class ConditionalMaskedLM(Objective):
     """
 
     config_class = ConditionalMaskedLMConfig
+    from_all_layers = True
     cacheable = True
 
     def forward(
@@ -95,6 +96,7 @@ class CorrectiveLM(EditingObjective):
 
     config_class = CorrectiveLMConfig
     cacheable = True
+    from_all_layers = True
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode

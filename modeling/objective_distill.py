@@ -64,6 +64,7 @@ class Distillation(Objective):
     teachers = 1
     any_size = True
     one_view = True
+    equates_columns = True
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode

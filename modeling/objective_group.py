@@ -43,6 +43,7 @@ class GroupContrast(Objective):
     config_class = GroupContrastConfig
     config: GroupContrastConfig
     cacheable = True
+    reads_positives = True
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode

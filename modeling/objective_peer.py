@@ -62,6 +62,7 @@ class PeerCooperation(SecondEncoder):
     config_class = PeerCooperationConfig
     config: PeerCooperationConfig
     cacheable = True
+    reads_positives = True
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode

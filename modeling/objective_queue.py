@@ -5,7 +5,7 @@ Shape suffixes: B sentences of this process, K of all processes, M keys of the q
 """
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from .backbone import build_backbone
 from .distributed import gather_rows
 from .fast_counts import first_rows
+from .lora import plain_weights
 from .objectives import ContrastModifier, Encode, Negatives, Views
 from .settings import ObjectiveConfig, check_number
 
@@ -63,8 +64,18 @@ class MomentumQueue(ContrastModifier):
     keys_MH: Tensor
     texts_M: Tensor
     count: Tensor
+    given: Negatives | None = None
 
     def negatives(self, views: Views, batch: dict[str, Tensor], encode: Encode) -> Negatives:
+        """Return the queue as it is before the batch enters. Views that are cut to d dimensions come after the whole
+        ones, whose batch has entered, and get its first d dimensions."""
+        if views.width and self.given is not None:
+            return replace(self.given, keys=self.given.keys[:, : views.z.shape[-1]])
+        self.given = self.before()
+        return self.given
+
+    def before(self) -> Negatives:
+        """Return the keys of earlier batches; empty places have weight 0."""
         places_M = torch.arange(self.config.size, device=self.count.device)
         filled_M = places_M >= self.config.size - self.count
         return Negatives(self.keys_MH.clone(), self.config.weight * filled_M, self.texts_M.clone())
@@ -81,8 +92,9 @@ class MomentumQueue(ContrastModifier):
     def follow(self, backbone: nn.Module) -> None:
         """θ_m ← λ·θ_m + (1 − λ)·θ_e; the first time θ_m ← θ_e."""
         step = torch.where(self.count > 0, 1 - self.config.momentum, 1.0)
-        for θ_m, θ_e in zip(self.encoder.parameters(), backbone.parameters(), strict=True):
-            θ_m.lerp_(θ_e, step.to(θ_m.dtype))
+        weights = plain_weights(backbone)
+        for name, θ_m in self.encoder.named_parameters():
+            θ_m.lerp_(weights[name], step.to(θ_m.dtype))
 
     @torch.no_grad()
     def enter(self, views: Views, encode: Encode) -> None:

@@ -200,9 +200,10 @@ def mean_squared(S_BK: Tensor, T_BK: Tensor, low: float, high: float) -> Tensor:
 
 
 def list_net(S_BK: Tensor, T_BK: Tensor, own_BK: Tensor) -> Tensor:
-    """Return the cross-entropy of the student's top-one distribution under the teacher's, (); both scaled."""
+    """Return the cross-entropy of the student's top-one distribution under the teacher's, (); both scaled. A row
+    without other keys counts 0."""
     log_p_BK = S_BK.masked_fill(own_BK, -torch.inf).log_softmax(-1).masked_fill(own_BK, 0.0)
-    q_BK = T_BK.masked_fill(own_BK, -torch.inf).softmax(-1)
+    q_BK = T_BK.masked_fill(own_BK, -torch.inf).softmax(-1).masked_fill(own_BK, 0.0)
     return -(q_BK * log_p_BK).sum(-1).mean()
 
 

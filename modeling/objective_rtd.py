@@ -66,6 +66,7 @@ class ReplacedTokenDetection(EditingObjective):
 
     config_class = ReplacedTokenDetectionConfig
     cacheable = True
+    from_all_layers = True
     may_stay_new = ("discriminator.condition.",)  # a discriminator from pre-training has read no vector
 
     def forward(

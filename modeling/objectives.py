@@ -398,6 +398,12 @@ class Objective(nn.Module):
     columns: ClassVar[int] = 1
     #: True if the teachers' vectors must have the size of z.
     in_teachers_space: bool = False
+    #: True if it reads the further positives (``Views.positives``).
+    reads_positives: ClassVar[bool] = False
+    #: True if it draws all columns of a row together, which the contrast's third column, a negative, contradicts.
+    equates_columns: ClassVar[bool] = False
+    #: True if a network of its own starts from the layers of the backbone's checkpoint: then the encoder keeps all.
+    from_all_layers: ClassVar[bool] = False
     #: Prefixes of own weights that the file of ``objectives_from`` may lack; they then stay new.
     may_stay_new: ClassVar[tuple[str, ...]] = ()
 

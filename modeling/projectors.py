@@ -14,10 +14,14 @@ PROJECTORS = ("tanh", "batchnorm", "linear", "none")
 class CrossRankBatchNorm1d(nn.BatchNorm1d):
     """BatchNorm over the rows of all processes, on any device (``nn.SyncBatchNorm`` refuses CPU tensors).
 
-    In one process it equals ``nn.BatchNorm1d``.
+    In one process it equals ``nn.BatchNorm1d``, but for a single row, which has no variance: the running statistics
+    stand in for its own, and stay as they are.
     """
 
     def forward(self, rows_NH: Tensor) -> Tensor:
+        if world_size() == 1 and self.training and len(rows_NH) == 1:
+            statistics = self.running_mean, self.running_var, self.weight, self.bias
+            return nn.functional.batch_norm(rows_NH, *statistics, training=False, eps=self.eps)
         if world_size() == 1 or not self.training:
             return super().forward(rows_NH)
         rows = rows_NH.float()

@@ -15,6 +15,8 @@ class SecondEncoder(Objective):
     It starts from the backbone's checkpoint. Only training checkpoints hold it: embeddings are the first encoder's.
     """
 
+    from_all_layers = True
+
     def __init__(self, config: Any, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
         self.encoder = build_backbone(deepcopy(encoder_config))

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .backbone import build_backbone
+from .lora import plain_weights
 
 
 class TiedDecoder(nn.Module):
@@ -58,9 +59,7 @@ class TiedDecoder(nn.Module):
         (decoder,) = self.frame
         if decoder.training != self.training:
             decoder.train(self.training)
-        weights: dict[str, Tensor] = {
-            name: value for name, value in backbone.named_parameters() if name in self.shared
-        }
+        weights = {name: value for name, value in plain_weights(backbone).items() if name in self.shared}
         weights.update(backbone.named_buffers())
         for path, name in self.names.items():
             weights |= {f"{path}.{key}": value for key, value in self.own[name].named_parameters()}

@@ -346,6 +346,9 @@ class CSETrainer(HubTrainer):
                 torch.cat([self.model.pooled(each["input_ids"], each["attention_mask"]) for each in batches])
                 for _ in range(2)
             )
+            if self.model.config.projector_at_inference:
+                self.model.eval()  # batch statistics stay as they are
+                first, second = self.model.projector(first), self.model.projector(second)
         return first.float().cpu().numpy(), second.float().cpu().numpy()
 
     # The end of a run
@@ -440,8 +443,10 @@ def taught_columns(model: CSEModel, corpus: Corpus) -> int:
 def check_teachers(model: CSEModel, teachers: Teachers) -> None:
     """Raise ValueError if the vectors of teachers have not the size that an objective compares them in."""
     own = model.config.projected_size
-    names = [objective.config.name for objective in model.auxiliaries() if objective.in_teachers_space]
-    for name, size in zip(teachers.names, teachers.sizes() if names else [], strict=False):
+    comparing = [objective for objective in model.auxiliaries() if objective.in_teachers_space]
+    names = [objective.config.name for objective in comparing]
+    sizes = teachers.sizes()[: max(objective.teachers for objective in comparing)] if comparing else []
+    for name, size in zip(teachers.names, sizes, strict=False):
         if size != own:
             raise ValueError(
                 f"teachers must have vectors of {own} dimensions with {names[0]!r}, {name} has {size}: map to them "
@@ -476,22 +481,32 @@ def isolated_rng(seed: int) -> Iterator[None]:
         yield
 
 
-def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -> None:
-    """Check the combination of model, arguments and corpus. Raises ValueError for one that cannot work."""
-    dropout = dropout_fields(model.config.encoder_config)
-    further = further_columns(model.batch_specs)
-    if len(corpus.columns) <= further:
-        raise ValueError(
-            f"the objectives need {('one more column', 'two more columns')[further - 1]} after the sentence's, "
-            f"{corpus.name} has only "
-            f"{', '.join(corpus.columns)}"
-        )
+def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus, columns: int) -> None:
+    """Raise ValueError for an objective that does not fit the corpus, its contrastive columns or the arguments."""
     for objective in model.auxiliaries():
-        if len(corpus.columns) - further < objective.columns:
+        if columns < objective.columns:
             raise ValueError(
                 f"the objective {objective.config.name!r} needs {objective.columns} columns (query, positive, "
                 f"negative), {corpus.name} has {', '.join(corpus.columns)}"
             )
+        if args.gradient_checkpointing and objective.attention_layers:
+            raise ValueError(
+                f"gradient_checkpointing must be False with {objective.config.name!r}, which reads the attention of "
+                "the encoder's layers: to save memory, set --cache_chunk_size"
+            )
+        if objective.equates_columns and model.config.contrastive_weight and columns > 2:
+            raise ValueError(
+                f"{objective.config.name!r} gives every text of a row the same vector, and the contrast takes the "
+                f"third column for negatives: {corpus.name} has {', '.join(corpus.columns)}; use two columns, or "
+                "--contrastive_weight 0"
+            )
+    read = model.config.further_positives_weight or any(o.reads_positives for o in model.auxiliaries())
+    if model.config.positive_kinds and not read:
+        logger.warning(
+            "further_positives %r are encoded, and nothing reads them: set further_positives_weight above 0, or add "
+            "an objective that reads them (group, peer)",
+            model.config.further_positives,
+        )
     margins = [o.config.name for o in model.auxiliaries() if o.teaches_margins]
     others = [o.config.name for o in model.auxiliaries() if o.teachers and not o.teaches_margins]
     if margins and others:
@@ -506,6 +521,19 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
     references = max((objective.references for objective in model.auxiliaries()), default=0)
     if references and not corpus.streaming and references > corpus.rows:
         raise ValueError(f"references must be at most the corpus's rows, {corpus.rows}, got {references}")
+
+
+def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -> None:
+    """Check the combination of model, arguments and corpus. Raises ValueError for one that cannot work."""
+    dropout = dropout_fields(model.config.encoder_config)
+    further = further_columns(model.batch_specs)
+    if len(corpus.columns) <= further:
+        raise ValueError(
+            f"the objectives need {('one more column', 'two more columns')[further - 1]} after the sentence's, "
+            f"{corpus.name} has only "
+            f"{', '.join(corpus.columns)}"
+        )
+    check_objectives(model, args, corpus, len(corpus.columns) - further)
     augmentation = make_augmentation(args.augmentation, args.augmentation_rate, args.augmentation_span)
     check_augmentation(augmentation, corpus, further)
     one_text = len(corpus.columns) - further == 1 and augmentation is None and not any(model.config.view_changes)
@@ -515,6 +543,11 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
         raise ValueError(
             f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
             "set dropout, e.g. --dropout 0.1, choose an --augmentation, perturb a view, or train on pairs"
+        )
+    if "alignment" in str(args.metric_for_best_model) and not any(dropout.values()) and not adapters:
+        raise ValueError(
+            "metric_for_best_model must not be 'alignment' without dropout: both views of a sentence are then equal, "
+            f"and the encoder's dropout is 0 ({', '.join(dropout)})"
         )
     rows = args.per_device_train_batch_size * args.world_size
     if rows < 2:

@@ -19,6 +19,16 @@ def model_of(checkpoint, dropout=0.0, **fields) -> CSEModel:
     return CSEModel.from_backbone(checkpoint("bert", dropout), **fields).double().train()
 
 
+def test_layers_that_are_computed_again_are_refused(checkpoint, batch_of):
+    """In the backward pass they would have another kind of attention, and other dropout."""
+    model = model_of(checkpoint)
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="gradient_checkpointing must be off with an objective that reads"):
+        model(**batch_of(model))
+    model.gradient_checkpointing_disable()
+    assert model(**batch_of(model)).loss.isfinite()
+
+
 def naive_term(attentions: dict[int, Tensor], groups: int, samples: int, draws: list[list[float]]) -> Tensor:
     """Row after row: a head of a sentence in a group of layers. ``draws`` order the positions of a row."""
     layers = sorted(attentions)

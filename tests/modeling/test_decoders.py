@@ -14,6 +14,7 @@ from csekit.cli import main
 from csekit.encoding import load_encoder
 from csekit.encoding.pretrained import load_tokenizer
 from csekit.modeling import CSEModel
+from csekit.modeling.lora import merged_weights
 from csekit.modeling.tokenization import sentence_frame
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 4,
@@ -184,6 +185,57 @@ def test_adapters_alone_train_and_reload_and_peft_reads_them(folder_of, tmp_path
     states = adapted(**batch).last_hidden_state[torch.arange(3), batch["attention_mask"].sum(1) - 1]
     torch.testing.assert_close(states, wanted, rtol=1e-4, atol=1e-5)
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == 2
+
+
+@pytest.mark.parametrize("name", ["towers", "peer", "queue"])
+def test_second_encoders_attend_both_ways_as_the_first(folder_of, name, tmp_path):
+    fields = {"objectives": [name], "pooling": "last", "bidirectional": True}
+    model = CSEModel.from_backbone(folder_of("llama"), **fields)
+    second, batch = model.objectives[name].encoder, padded(ROWS, "right")
+    second.load_state_dict(model.backbone.state_dict())
+    states = [encoder(**batch).last_hidden_state[0] for encoder in (model.backbone, second)]
+    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
+    model.save_pretrained(tmp_path)
+    again = CSEModel.from_pretrained(tmp_path).objectives[name].encoder(**batch).last_hidden_state[0]
+    torch.testing.assert_close(again, states[1], rtol=1e-4, atol=1e-5)
+
+
+def test_the_queue_s_copy_follows_the_encoder_with_its_adapters(checkpoint, batch_of):
+    pytest.importorskip("peft")
+    fields = {"lora": {"r": 2, "target_modules": ["query", "value"]}, "projector": "none"}
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), queue_weight=1.0, queue_size=4, **fields).train()
+    with torch.no_grad():
+        for name, parameter in model.backbone.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(1))
+    batch = batch_of(model)
+    model(**batch).loss.backward()  # the first step: the copy is the encoder
+    copied = model.objectives["queue"].encoder
+    ids, mask = batch["input_ids"][:, 0], batch["attention_mask"][:, 0]
+    states = [encoder.eval()(input_ids=ids, attention_mask=mask) for encoder in (model.backbone, copied)]
+    torch.testing.assert_close(
+        states[1].last_hidden_state[:, 0], states[0].last_hidden_state[:, 0], rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_tied_decoder_has_the_weights_with_their_adapters_and_trains_them(checkpoint, batch_of):
+    pytest.importorskip("peft")
+    fields = {"objectives": ["tsdae"], "contrastive_weight": 0.0, "projector": "none"}
+    given = {"lora": {"r": 2, "target_modules": ["query", "value"]}}
+    model, plain = (CSEModel.from_backbone(checkpoint("bert", 0.0), **fields, **more) for more in (given, {}))
+    plain.objectives.load_state_dict(model.objectives.state_dict())
+    with torch.no_grad():
+        for name, parameter in model.backbone.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+    merged = merged_weights(model.backbone)
+    plain.backbone.load_state_dict(merged)
+    batch = batch_of(model)
+    loss = model.train()(**batch).loss
+    torch.testing.assert_close(loss, plain.train()(**batch).loss, rtol=1e-4, atol=1e-5)
+    loss.backward()
+    trained = {name for name, p in model.backbone.named_parameters() if p.grad is not None}
+    assert trained and all(".lora_" in name for name in trained)
 
 
 @pytest.mark.parametrize(

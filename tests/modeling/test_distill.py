@@ -88,6 +88,25 @@ def test_the_exported_student_has_the_teachers_size(checkpoint, tokenizer_of, ma
     torch.testing.assert_close(torch.tensor(found), torch.tensor(peer))
 
 
+def test_an_encoder_of_kept_layers_is_computed_as_any_other(checkpoint, batch_of):
+    """Every part reads the new configuration: batches are packed, and an objective gets its attention."""
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), layers=[1])
+    assert model.backbone.config._attn_implementation == "csekit_packed"
+    assert all(
+        getattr(module, "config", model.backbone.config) is model.backbone.config
+        for module in model.backbone.modules()
+    )
+    fields = {"attention_first_layer": 0, "attention_last_layer": 0, "attention_groups": 1}
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), layers=[1], attention_weight=1.0, **fields).train()
+    assert model(**batch_of(model)).loss_dict["attention"].isfinite()
+
+
+@pytest.mark.parametrize("name", ["towers", "peer", "aux_mlm", "conditional_mlm"])
+def test_networks_that_start_from_all_layers_refuse_kept_ones(checkpoint, name):
+    with pytest.raises(ValueError, match=f"layers must be left out with '{name}', whose own network starts from all"):
+        CSEModel.from_backbone(checkpoint("bert", 0.0), layers=[1], objectives=[name])
+
+
 def test_kept_layers_are_those_of_the_checkpoint_and_reload(checkpoint, make_batch, tmp_path):
     whole, cut = build(checkpoint("modernbert")), build(checkpoint("modernbert"), layers=[0, 2])
     assert cut.config.encoder_config.num_hidden_layers == cut.backbone.config.num_hidden_layers == 2

@@ -127,6 +127,40 @@ def test_modifiers_see_the_cut_vectors_and_the_queue_enters_once(checkpoint, bat
     assert output.loss_dict["contrastive"] > output.metrics["contrastive_6"]
 
 
+def test_a_batch_is_no_negative_of_itself_in_any_size(checkpoint, batch_of):
+    """The batch enters the queue after the whole contrast. The cut ones read the queue as it was before."""
+    fields = {"projector": "none", "matryoshka_dims": [6]}
+    plain = CSEModel.from_backbone(checkpoint("bert", 0.0), **fields).train()
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), queue_weight=1.0, queue_size=5, **fields).train()
+    batch = batch_of(plain)
+    first = model(**batch).metrics["contrastive_6"]
+    torch.testing.assert_close(first, plain(**batch).metrics["contrastive_6"])  # the queue was empty
+    keys = model.objectives["queue"].keys_MH[:, :6]
+    z = plain.encode_views(batch["input_ids"], batch["attention_mask"]).z[..., :6]
+    cosines = (
+        torch.nn.functional.normalize(z[0], dim=-1) @ torch.nn.functional.normalize(torch.cat([z[1], keys]), dim=-1).T
+    )
+    expected = torch.nn.functional.cross_entropy(cosines / 0.05, torch.arange(5))
+    torch.testing.assert_close(model(**batch).metrics["contrastive_6"], expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("projector", ["none", "tanh"])
+def test_a_peer_is_cut_like_the_student(checkpoint, batch_of, projector):
+    """Without dropout both networks are equal at first, and agree in every size."""
+    fields = {"projector": projector, "own_contrast": 0.0, "own_group": 0.0, "matryoshka_dims": [6]}
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), peer_weight=1.0, **fields).train()
+    output = model(**batch_of(model))
+    torch.testing.assert_close(output.loss_dict["peer"], torch.zeros(()), rtol=0, atol=1e-6)
+    with torch.no_grad():
+        for parameter in model.objectives["peer"].encoder.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    output = model(**batch_of(model))
+    both = output.loss_dict["peer"]
+    assert both > output.metrics["peer_divergence"] > 0  # the full size, and the cut one beside it
+    both_gradient = torch.autograd.grad(model(**batch_of(model)).loss, model.objectives["peer"].encoder.parameters())
+    assert all(gradient.isfinite().all() for gradient in both_gradient)
+
+
 def test_the_exported_folder_carries_its_size(checkpoint, tokenizer_of, tmp_path):
     st = pytest.importorskip("sentence_transformers", reason="needs the extra 'st'")
     texts = ["w1 w2 w3", "w4 w5"]

@@ -90,3 +90,16 @@ def test_moments_over_processes_equal_torch_s(monkeypatch):
 def test_unknown_kind():
     with pytest.raises(ValueError, match=r"projector must be one of 'tanh', .*, got 'mlp'"):
         build_projector("mlp", H)
+
+
+def test_a_single_row_is_normalised_by_the_running_statistics() -> None:
+    """It has no variance of its own. BatchNorm1d raises an error for it."""
+    projector = build_projector("batchnorm", H).train()
+    projector(torch.randn(N, H, generator=torch.Generator().manual_seed(0)))
+    before = {name: value.clone() for name, value in projector.named_buffers()}
+    row = torch.randn(1, H, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    found = projector(row)
+    assert all(torch.equal(value, before[name]) for name, value in projector.named_buffers())
+    torch.testing.assert_close(found, projector.eval()(row))
+    found.sum().backward()
+    assert row.grad is not None and row.grad.isfinite().all()

@@ -176,3 +176,11 @@ def test_the_agreement_is_one_with_the_student_s_own_similarities(checkpoint, ba
 def test_values_that_are_not_allowed(checkpoint, fields, words):
     with pytest.raises(ValueError, match=words):
         CSEModel.from_backbone(checkpoint("bert"), objectives=["consistency", "rank"], **fields)
+
+
+def test_a_row_without_other_keys_counts_nothing():
+    """The last batch of an epoch may hold one sentence. Its softmax over no key was NaN."""
+    S, own = torch.zeros(1, 1, requires_grad=True), torch.ones(1, 1, dtype=torch.bool)
+    loss = list_net(S, torch.zeros(1, 1), own)
+    loss.backward()
+    assert loss.item() == 0 and torch.equal(S.grad, torch.zeros(1, 1))

@@ -55,6 +55,30 @@ def test_two_teachers_one_of_them_from_a_file(small_run: Any, small_backbone: Pa
     np.testing.assert_array_equal(batch["teacher_1"].numpy(), vectors[batch["index"].numpy()].astype(np.float32))
 
 
+def test_a_second_teacher_that_no_distillation_reads_may_have_another_size(small_run: Any, tmp_path: Path) -> None:
+    for name, size in (("first", 32), ("second", 48)):
+        np.save(tmp_path / f"{name}.npy", np.random.default_rng(size).normal(size=(40, size)).astype(np.float32))
+    fields = {"objectives": ["distill", "guided"], "guided_teacher": 1, "projector": "none"}
+    given = {"teachers": [str(tmp_path / "first.npy"), str(tmp_path / "second.npy")], "max_steps": 2}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, **given)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    with pytest.raises(ValueError, match=r"must have vectors of 32 dimensions with 'distill', .*second.npy has 48"):
+        small_run(tmp_path / "other", method="joint", fields=fields, **given | {"teachers": given["teachers"][::-1]})
+
+
+def test_hard_negatives_are_no_translations(small_run: Any, tmp_path: Path) -> None:
+    """All texts of a row get one vector, which contradicts a contrast with the third column."""
+    np.save(tmp_path / "t.npy", np.ones((40, 32), dtype=np.float32))
+    fields = {"objectives": ["distill"], "projector": "none"}
+    given = {"method": "joint", "columns": 3, "teachers": [str(tmp_path / "t.npy")]}
+    with pytest.raises(
+        ValueError, match="'distill' gives every text of a row the same vector, and the contrast takes"
+    ):
+        small_run(tmp_path / "run", fields=fields, **given)
+    small_run(tmp_path / "run", fields=fields | {"contrastive_weight": 0.0}, **given)
+
+
 def test_vectors_are_computed_once_and_continued(
     small: Any, small_backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -312,6 +312,10 @@ def test_the_encoder_on_disk_is_compared_in_the_precision_of_the_record(
         ({"label_free_samples": 1}, "label_free_samples must be 0 or at least 2, got 1"),
         ({"max_seq_length": 2}, "max_seq_length must be at least 3, got 2"),
         ({"streaming": True}, "max_steps"),
+        (
+            {"gradient_checkpointing": True, "fields": {"attention_weight": 1.0, "first_layer": 0, "last_layer": 1}},
+            "gradient_checkpointing must be False with 'attention', which reads the attention",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_at_the_start(
@@ -493,3 +497,48 @@ def test_a_training_checkpoint_reloads_as_its_method(small_run: SmallRun, tmp_pa
     assert model.state_dict().keys() == trainer.model.state_dict().keys()
     state = json.loads((Path(trainer.training_dir) / "checkpoint-10" / "trainer_state.json").read_text())
     assert state["global_step"] == 10
+
+
+# Combinations
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"further_positives": "dropout", "projector": "batchnorm"},
+        {"further_positives": "halves", "projector": "batchnorm"},
+        {"projector": "batchnorm", "projector_at_inference": True},
+    ],
+)
+def test_a_last_batch_of_one_row_ends_no_training(small_run: SmallRun, tmp_path: Path, fields: dict[str, Any]) -> None:
+    """BatchNorm1d raises an error for one row, at the end of the first epoch."""
+    trainer = small_run(tmp_path / "run", rows=9, fields=fields, num_train_epochs=1, max_steps=-1)
+    trainer.train()
+    assert trainer.state.global_step == 2 and math.isfinite(trainer.state.log_history[-1]["train_loss"])
+
+
+def test_alignment_is_that_of_the_embedding_with_its_projector(small_run: SmallRun, tmp_path: Path) -> None:
+    trainer = small_run(tmp_path / "run", fields={"projector_at_inference": True, "projector": "tanh"})
+    assert trainer.dev_scores()["alignment"] > 0
+    with torch.no_grad():
+        trainer.model.projector[0].weight.zero_()
+        trainer.model.projector[0].bias.fill_(1.0)  # every embedding is the same
+    scores = trainer.dev_scores()
+    assert scores["alignment"] == pytest.approx(0, abs=1e-6) and scores["uniformity"] == pytest.approx(0, abs=1e-6)
+
+
+def test_alignment_selects_nothing_without_dropout(small_run: SmallRun, tmp_path: Path) -> None:
+    """Both views of a sentence are then equal, and the first checkpoint would be kept."""
+    with pytest.raises(ValueError, match="metric_for_best_model must not be 'alignment' without dropout"):
+        small_run(tmp_path / "run", columns=2, fields={"dropout": 0.0}, metric_for_best_model="alignment")
+
+
+def test_further_positives_that_nothing_reads_are_told(
+    small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {"further_positives": "dropout", "further_positives_weight": 0.0}
+    small_run(tmp_path / "run", fields=fields)
+    assert "further_positives 'dropout' are encoded, and nothing reads them" in caplog.text
+    caplog.clear()
+    small_run(tmp_path / "other", fields=fields | {"group_weight": 1.0})
+    assert "nothing reads them" not in caplog.text
