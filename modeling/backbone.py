@@ -115,7 +115,7 @@ def keep_layers(model: PreTrainedModel, config: PreTrainedConfig, layers: Sequen
     whole_config = model.config
     for module in model.modules():
         if getattr(module, "config", None) is whole_config:
-            module.config = config  # attention reads there which kind it is
+            setattr(module, "config", config)  # noqa: B010 (attention reads there which kind it is)
 
 
 def attend_both_ways(model: PreTrainedModel) -> None:

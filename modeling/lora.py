@@ -73,7 +73,7 @@ def freeze_but_lora(backbone: nn.Module) -> None:
 def plain_weights(backbone: nn.Module) -> dict[str, Tensor]:
     """Return the encoder's parameters by the names of the plain encoder, the adapters added to those that have any,
     with gradient."""
-    found = {
+    found: dict[str, Tensor] = {
         name.replace(".base_layer.", "."): weight
         for name, weight in backbone.named_parameters()
         if ".lora_" not in name
