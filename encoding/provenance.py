@@ -66,6 +66,17 @@ def environment() -> dict[str, Any]:
     }
 
 
+def weights_of(folder: str | Path) -> dict[str, str]:
+    """Return the SHA-256 of each file with weights that an encoder's folder is loaded from, by its path in the folder:
+    those in the root, else those of ``training/``, else those of modules in subfolders; {} where it is no folder."""
+    folder = Path(folder).expanduser()
+    for place in ("", "training/", "*/"):
+        patterns = (f"{place}*.safetensors", f"{place}pytorch_model*.bin")
+        if files := sorted(file for pattern in patterns for file in folder.glob(pattern)):
+            return {file.relative_to(folder).as_posix(): checksum(file) for file in files}
+    return {}
+
+
 def checksum(path: str | Path) -> str:
     """Return the SHA-256 of a file, or of the names and contents of a folder's files in the order of their names.
 

@@ -1,13 +1,16 @@
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from csekit.cli import main
 from csekit.evaluation import clustering, read_results, sts_data, transfer_data
+from csekit.modeling import SimCSEModel
 
 
 def run(*arguments: str | Path) -> Any:
@@ -102,6 +105,26 @@ def test_baselines(
     fitted = {"static": None, "mean": "the task's own sentences", "cls": "corpus.txt"}[encoder["pooling"]]
     assert encoder.get("whitening", {}).get("fitted_on") == fitted
     assert read_results(output)["transfer"]["mode"] == "dev"
+
+
+def test_encoders_whose_weights_lie_in_training_do_not_mix(tmp_path: Path, tiny_folder: Path) -> None:
+    """A run whose pooling has no plain form has no weights in its root. Its results were those of any such encoder."""
+    pairs, output, folder = tmp_path / "pairs.tsv", tmp_path / "scores.json", tmp_path / "run"
+    pairs.write_text("sentence1\tsentence2\tscore\n" + "".join(f"the man {i}\ta dog {i}\t{i}\n" for i in range(5)))
+    words = ("eval", folder, "--pairs", pairs, "--output", output, "--device", "cpu", "--no_progress")
+    for seed, status in ((0, 0), (0, 0), (1, 2)):
+        shutil.rmtree(folder, ignore_errors=True)
+        torch.manual_seed(seed)
+        model = SimCSEModel.from_backbone(tiny_folder, pooling="first_last_mean", projector="tanh")
+        for parameter in model.backbone.parameters():
+            parameter.data.add_(0.01 * torch.randn(parameter.shape))
+        model.save_pretrained(folder / "training")
+        shutil.copy(tiny_folder / "tokenizer.json", folder / "training")
+        shutil.copy(tiny_folder / "tokenizer_config.json", folder / "training")
+        found = run(*words)
+        assert found.exit_code == status, found.output
+    assert "holds the results of another run" in " ".join(found.output.split())
+    assert list(read_results(output)["run"]["weights"]) == ["training/model.safetensors"]
 
 
 def test_ranks_over_a_corpus(tmp_path: Path, tiny_folder: Path, small_data: Path) -> None:

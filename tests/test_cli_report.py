@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from csekit.cli import main
+from csekit.encoding.provenance import weights_of
 from csekit.evaluation import SearchData, build_report, read_run, write_report, write_results
 from csekit.evaluation.report.page import quantise
 
@@ -225,3 +226,29 @@ def test_names_with_markup_are_text(tmp_path: Path) -> None:
     assert "alert(1)" in page
     assert "<script" not in page
     assert "<a href='java" not in page
+
+
+def test_scores_of_an_encoder_that_was_replaced_are_left_out(tmp_path: Path, runs: list[Path]) -> None:
+    """A run was trained again with ``--overwrite``. Files of ``csekit eval`` beside it are of the encoder before."""
+    content = {"transfer": {"tasks": {"MR": {"accuracy": 81.5}}, "avg": None}, "run": {"weights": weights_of(runs[0])}}
+    write_results(runs[0] / "transfer.json", content)
+    assert "transfer" in read_run(runs[0], "a").content
+    (weights,) = runs[0].glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    after = read_run(runs[0], "a")
+    assert "transfer" not in after.content
+    assert "transfer.json is left out: its scores are those of other weights" in after.missing
+    shutil.copytree(runs[1], tmp_path / "other")
+    found = run(runs[0], "-o", tmp_path / "report.html")
+    assert found.exit_code == 0 and "transfer.json is left out" in " ".join(found.output.split()), found.output
+
+
+def test_retrieval_on_an_own_collection_is_shown(tmp_path: Path, runs: list[Path]) -> None:
+    """As ``csekit eval RUN --retrieval FOLDER --output RUN/retrieval.json`` writes it, which the page advises."""
+    scores = {"mine": {"metrics": {"ndcg@10": 50.72}, "queries": 5, "documents": 20}}
+    write_results(runs[0] / "retrieval.json", {"retrieval:mine": scores, "run": {"weights": weights_of(runs[0])}})
+    assert run(runs[0], "-o", tmp_path / "report.html").exit_code == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Retrieval: mine" in page and "50.72" in page
+    alone = read_run(runs[0] / "retrieval.json", "b")
+    assert "no scores" not in alone.missing and alone.content["retrieval"] == scores

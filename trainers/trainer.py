@@ -420,6 +420,8 @@ class CSETrainer(HubTrainer):
             "dev": {"name": dev and dev.name, "checksum": digest(pairs)},
             "select_on": [task.name for task in self.transfer],
         }
+        if self.teachers.checksums:
+            own["teachers' vectors"] = self.teachers.checksums
         return {**super().run_settings(), **config_settings(self.model.config), **plain(own)}
 
     def results(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from csekit.encoding.json_files import read_json
+from csekit.encoding.provenance import weights_of
 from csekit.encoding.schema import check_schema
 from csekit.evaluation.results import FORMAT, read_results
 from csekit.evaluation.results_schema import TrainerState, check_results
@@ -53,30 +54,53 @@ def read_run(path: str | Path, label: str) -> ReportRun:
     """
     path = Path(path)
     if path.is_file():
-        return _gathered(label, None, read_results(path), [])
+        content = read_results(path)
+        return _gathered(label, None, content | _sections(content), [])
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such run folder or results file")
     has_encoder = any((path / name).is_file() for name in ("modules.json", "config.json", "training/config.json"))
+    others, left_out = _with_others(path)
     if (path / "results.json").is_file():
-        return _gathered(label, path if has_encoder else None, _with_others(path), [])
-    others, log = _with_others(path), _last_log(path)
+        return _gathered(label, path if has_encoder else None, others, left_out)
+    log = _last_log(path)
     if not (log or others or has_encoder):
         raise FileNotFoundError(f"{path}: holds neither results.json, nor training/trainer_state.json, nor an encoder")
     missing = ["no results.json: the run is not finished" if log else "no results.json: not a run of csekit"]
-    return _gathered(label, path if has_encoder else None, {**log, **others}, missing)
+    return _gathered(label, path if has_encoder else None, {**log, **others}, missing + left_out)
 
 
-def _with_others(folder: Path) -> dict[str, Any]:
-    """Read ``results.json`` and take missing sections from the folder's other results files, ordered by name."""
+def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read ``results.json`` and take missing sections from the folder's other results files, ordered by name.
+
+    Returns:
+        the content, and a sentence for each file that is left out, since its scores are those of other weights.
+    """
     main = folder / "results.json"
     content = read_results(main) if main.is_file() else {}
+    content |= _sections(content)
+    weights, left_out = None, []
     for path in sorted(folder.glob("*.json")):
         if path != main:
             other = _json(path)
             if isinstance(other, dict) and other.get("format") == FORMAT:
                 check_results(other, path)
-                content |= {name: other[name] for name in _SECTIONS if other.get(name) and not content.get(name)}
-    return content
+                theirs = (other.get("run") or {}).get("weights")
+                weights = weights_of(folder) if theirs and weights is None else weights
+                if theirs and weights and theirs != weights:
+                    left_out.append(f"{path.name} is left out: its scores are those of other weights")
+                    continue
+                for name, section in _sections(other).items():
+                    content[name] = content.get(name) or section
+    return content, left_out
+
+
+def _sections(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of a results file that a report shows; ``retrieval:NAME`` is a part of ``retrieval``."""
+    found = {name: content[name] for name in _SECTIONS if content.get(name)}
+    own = [section for name, section in content.items() if name.startswith("retrieval:")]
+    if own:
+        found["retrieval"] = {**(found.get("retrieval") or {}), **{k: v for part in own for k, v in part.items()}}
+    return found
 
 
 def _json(path: Path) -> Any:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tqdm.auto import tqdm
 
 from csekit.encoding.encoder import TextEncoder, first_not_finite, weights_digest
 from csekit.encoding.load import load_encoder
+from csekit.encoding.provenance import checksum
 from csekit.encoding.stores import open_sink, read_record, write_record
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.cross_encoders import CrossEncoder
@@ -51,6 +53,13 @@ class Teachers:
         for name, found in zip(names, self.found, strict=True):
             if margins and isinstance(found, np.ndarray) and found.shape[1:] != (1,):
                 raise ValueError(f"{name}: must hold one margin for each row, (rows, 1), got {found.shape}")
+
+    @cached_property
+    def checksums(self) -> dict[str, str]:
+        """The SHA-256 of each file of vectors by its place among the teachers. Those of encoders are checked against
+        the folder's record."""
+        files = {str(place): Path(name) for place, name in enumerate(self.names) if name.endswith(".npy")}
+        return {place: checksum(path) for place, path in files.items()}
 
     def sizes(self) -> list[int]:
         """Return the number of dimensions of each teacher's vectors."""

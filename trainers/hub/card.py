@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from csekit.encoding.provenance import checksum, write_atomically
+from csekit.encoding.provenance import weights_of, write_atomically
 from csekit.encoding.schema import Schema, check_schema
 from csekit.encoding.yaml_files import read_yaml
 from csekit.evaluation.results import read_results
@@ -243,7 +243,7 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
     for name in results.get("imports") or []:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(f"{path}: imports must be names of modules, got {name!r:.80}")
-    weights = {file.name: checksum(file) for file in path.glob("*.safetensors")} if path.is_dir() and scores else {}
+    weights = weights_of(path) if path.is_dir() and scores else {}
     for file in scores:
         found = read_results(file)
         run = found.get("run") or {}

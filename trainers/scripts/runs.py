@@ -26,6 +26,7 @@ from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
 from csekit.trainers.base_trainer import NonFiniteLossError
 from csekit.trainers.data.corpora import Corpus, load_corpus
 from csekit.trainers.data.subsets import Overlap, draw_fraction, find_overlap, without_rows
+from csekit.trainers.data.teachers import TEACHERS_FOLDER
 from csekit.trainers.export_check import ExportMismatchError
 from csekit.trainers.hub.card import write_model_card
 from csekit.trainers.main_process import quiet_unless_main
@@ -88,22 +89,23 @@ def run_folder(run: CorpusArguments, args: RunTrainingArguments) -> Iterator[Non
 
 
 def check_output_dir(run: CorpusArguments, args: RunTrainingArguments) -> None:
-    """Check that ``output_dir`` holds no other run; with ``overwrite`` delete that run's checkpoints and results.
+    """Check that ``output_dir`` holds no other run; with ``overwrite`` delete that run's checkpoints, results and
+    teachers' vectors.
 
     Raises:
         ValueError: ``output_dir`` holds a run, and neither ``resume_from_checkpoint`` nor ``overwrite`` is set.
     """
     folder = Path(str(args.output_dir))
     old = [*folder.glob("training/checkpoint-*"), *folder.glob("results.json"), *folder.glob("objectives")]
-    if not old or args.resume_from_checkpoint:
+    if args.resume_from_checkpoint:
         return
-    if not run.overwrite:
+    if old and not run.overwrite:
         raise ValueError(
             f"{folder} already holds a run ({old[0].relative_to(folder)}): choose another --output_dir, continue it "
             "with --resume_from_checkpoint True, or replace it with --overwrite"
         )
-    if args.process_index == 0:
-        for path in old:
+    if run.overwrite and args.process_index == 0:
+        for path in [*old, *folder.glob(TEACHERS_FOLDER)]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

@@ -227,10 +227,11 @@ def _run(path: str, encoder: "TextEncoder") -> dict[str, Any]:
     """Describe the encoder; two results files with an equal ``run`` are of the same one."""
     from csekit.encoding import checksum
     from csekit.encoding.onnx import onnx_file
+    from csekit.encoding.provenance import weights_of
 
     graph = onnx_file(path)
-    weights = [graph] if graph is not None else sorted(Path(path).glob("*.safetensors"))
-    return {"encoder": encoder.describe(), "weights": {file.name: checksum(file) for file in weights}}
+    weights = weights_of(path) if graph is None else {graph.name: checksum(graph)}
+    return {"encoder": encoder.describe(), "weights": weights}
 
 
 def _counts(encoder: "TextEncoder", scores: Any) -> str:

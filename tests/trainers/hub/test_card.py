@@ -173,6 +173,12 @@ def test_card_command(run: Path, tmp_path: Path) -> None:
         scores.write_text(json.dumps(content | {"run": content["run"] | {"weights": weights}}))
         assert call(run, "--scores", scores).exit_code == status
     assert "but its weights differ" in " ".join(call(run, "--scores", scores).output.split())
+    (run / "training").mkdir(exist_ok=True)
+    (run / "model.safetensors").rename(run / "training" / "model.safetensors")  # a pooling without a plain form
+    ours = {"training/model.safetensors": ours["model.safetensors"]}
+    for weights, status in ((ours, 0), ({"training/model.safetensors": "0"}, 2)):
+        scores.write_text(json.dumps(content | {"run": content["run"] | {"weights": weights}}))
+        assert call(run, "--scores", scores).exit_code == status
     assert "must be the results of a training run" in " ".join(call(scores, "-o", tmp_path / "x.md").output.split())
 
 

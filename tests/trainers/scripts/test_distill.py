@@ -108,3 +108,37 @@ def test_what_is_refused(
     )
     assert found.exit_code == 2
     assert message in found.output
+
+
+def test_overwrite_replaces_the_teachers_vectors_too(
+    small: Any, small_backbone: Path, texts: Path, tmp_path: Path
+) -> None:
+    """Before, the old run's checkpoints were deleted, and then its teachers' vectors were refused."""
+    other = small.write_texts(tmp_path / "other.txt", 50)
+    words = ("--teachers", f"{small_backbone}:mean", "--model_name_or_path", small_backbone, "--max_steps", 2, *FEW)
+    words += ("--projector", "none", "--output_dir", tmp_path / "run")
+    assert distill(*words, "--train_file", texts).exit_code == 0
+    refused = distill(*words, "--train_file", other)
+    assert refused.exit_code == 2 and "already holds a run" in " ".join(refused.output.split())
+    found = distill(*words, "--train_file", other, "--overwrite")
+    assert found.exit_code == 0, found.output
+    assert np.load(tmp_path / "run" / "teachers" / "0.npy").shape == (50, 32)
+
+
+def test_another_file_of_vectors_is_not_resumed_with(
+    small_run: Callable[..., Any], small_backbone: Path, tmp_path: Path
+) -> None:
+    vectors = np.random.default_rng(0).normal(size=(40, 32)).astype(np.float32)
+    np.save(tmp_path / "vec.npy", vectors)
+    fields = {"objectives": ["distill"], "contrastive_weight": 0.0, "projector": "none"}
+    options = {"method": "joint", "fields": fields, "teachers": [str(tmp_path / "vec.npy")], "eval_steps": 2}
+    stopped = small_run(tmp_path / "run", max_steps=4, **options)
+    stopped.add_callback(StopAt(2))
+    stopped.train()
+    np.save(tmp_path / "vec.npy", vectors[::-1])
+    with pytest.raises(ValueError, match="teachers"):
+        small_run(tmp_path / "run", max_steps=4, **options).train(resume_from_checkpoint=True)
+    np.save(tmp_path / "vec.npy", vectors)
+    resumed = small_run(tmp_path / "run", max_steps=4, **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 4
