@@ -179,6 +179,26 @@ def test_own_files_need_no_data_dir(tmp_path: Path, tiny_folder: Path) -> None:
     assert run("eval", "tfidf", "--classification", train, test, "--classification_dev", test).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("model", "words", "told"),
+    [
+        ("tfidf", ("--prompt_template", "A {sentence}"), "--max_length must be left out for 'tfidf'"),
+        ("tfidf", ("--max_length", "3"), "--max_length must be left out for 'tfidf'"),
+        (
+            "MODEL",
+            ("--pooling", "static", "--prompt_template", "A {sentence}"),
+            "must be left out with --pooling static",
+        ),
+    ],
+)
+def test_options_that_a_baseline_does_not_read_are_refused(
+    small_data: Path, tiny_folder: Path, model: str, words: tuple[str, ...], told: str
+) -> None:
+    path = tiny_folder if model == "MODEL" else model
+    found = run("eval", path, "--tasks", "STS15", "--data_dir", small_data, "--no_progress", *words)
+    assert found.exit_code == 2 and told in " ".join(found.output.split()), found.output
+
+
 def test_words_alone_need_no_model(small_data: Path) -> None:
     found = run("eval", "tfidf", "--tasks", "STS15,CR", "--data_dir", small_data, "--no_progress")
     assert found.exit_code == 0

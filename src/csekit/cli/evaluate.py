@@ -208,10 +208,12 @@ def _load_plain(path: str, arguments: dict[str, Any], whitening: dict[str, Any])
     if whitening["whiten"] is None and whitening["dim"] is not None:
         raise ValueError("--whiten_dim needs --whiten: 'task' or a file of sentences")
     if path == "tfidf" and not Path(path).exists():
-        if whitening["whiten"] or arguments["pooling"]:
-            raise ValueError("--pooling and --whiten must be left out for 'tfidf'")
+        if whitening["whiten"] or any(arguments.get(name) for name in ("pooling", "prompt_template", "max_length")):
+            raise ValueError("--pooling, --whiten, --prompt_template and --max_length must be left out for 'tfidf'")
         return TfidfEncoder()
     if arguments["pooling"] == "static":
+        if arguments.get("prompt_template"):
+            raise ValueError("--prompt_template must be left out with --pooling static, the mean of word vectors")
         encoder = static_encoder(path, arguments["max_length"], arguments["device"])
     else:
         encoder = load_encoder(path, **arguments)
