@@ -104,8 +104,12 @@ def check_output_dir(run: CorpusArguments, args: RunTrainingArguments) -> None:
             f"{folder} already holds a run ({old[0].relative_to(folder)}): choose another --output_dir, continue it "
             "with --resume_from_checkpoint True, or replace it with --overwrite"
         )
+    teachers = folder / TEACHERS_FOLDER
+    read = any(
+        Path(name).resolve().is_relative_to(teachers.resolve()) for name in getattr(args, "teachers", None) or []
+    )
     if run.overwrite and args.process_index == 0:
-        for path in [*old, *folder.glob(TEACHERS_FOLDER)]:
+        for path in [*old, *([teachers] if teachers.is_dir() and not read else [])]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

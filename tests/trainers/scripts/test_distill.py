@@ -122,7 +122,11 @@ def test_overwrite_replaces_the_teachers_vectors_too(
     assert refused.exit_code == 2 and "already holds a run" in " ".join(refused.output.split())
     found = distill(*words, "--train_file", other, "--overwrite")
     assert found.exit_code == 0, found.output
-    assert np.load(tmp_path / "run" / "teachers" / "0.npy").shape == (50, 32)
+    kept = tmp_path / "run" / "teachers" / "0.npy"
+    assert np.load(kept).shape == (50, 32)
+    words = ("--teachers", kept, *words[2:])  # its own vectors, which must stay
+    assert distill(*words, "--train_file", other, "--overwrite").exit_code == 0
+    assert kept.is_file()
 
 
 def test_another_file_of_vectors_is_not_resumed_with(
