@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from csekit.cli import main
-from csekit.encoding import encode_file, load_encoder, merge_shards
+from csekit.encoding import encode_file, load_encoder, merge_shards, open_embeddings
 from csekit.encoding import stores as embedding_files
 from csekit.encoding.encoder import TextEncoder
 from csekit.encoding.files import parse_shard, text_column
@@ -259,6 +259,48 @@ def test_a_shard_does_not_enter_another_encoding(encoder: TextEncoder, lines: Pa
         encode_file(encoder, other, out, chunk_rows=10, progress=False)
     merge_shards(out)
     assert pq.read_table(out).sort_by("row")["text"].to_pylist() == TEXTS[::-1]
+
+
+@pytest.mark.parametrize("before", ["1/1", "2/2", "3/3"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_overwrite_leaves_nothing_of_the_earlier_encoding(
+    encoder: TextEncoder, lines: Path, tmp_path: Path, before: str, shards: int
+) -> None:
+    out, shorter = tmp_path / "out.parquet", tmp_path / "shorter.txt"
+    shorter.write_text("\n".join(TEXTS[:20]) + "\n")
+    encode_file(encoder, lines, out, shard=before, chunk_rows=5, progress=False)
+    (out / "rows-of-mine.parquet").write_text("not of this command")
+    for i in range(1, shards + 1):
+        shard = f"{i}/{shards}"
+        encode_file(encoder, shorter, out, shard=shard, chunk_rows=5, progress=False, overwrite=True)
+    if shards > 1:
+        merge_shards(out)
+    (out / "rows-of-mine.parquet").unlink()
+    assert sorted(contents(out)) == ["_encode.json", *(f"rows-{row:012d}.parquet" for row in (0, 5, 10, 15))]
+    assert pq.read_table(out).sort_by("row")["text"].to_pylist() == TEXTS[:20]
+
+
+@pytest.mark.parametrize("shard", ["1/1", "1/2"])
+def test_a_kill_while_the_earlier_rows_are_deleted(
+    encoder: TextEncoder, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard: str
+) -> None:
+    out, shorter = tmp_path / "out.parquet", tmp_path / "shorter.txt"
+    shorter.write_text("\n".join(TEXTS[:20]) + "\n")
+    encode_file(encoder, lines, out, chunk_rows=5, progress=False)
+    unlink, steps = Path.unlink, iter([1, 1, 1, 0])
+
+    def killable(path: Path, missing_ok: bool = False) -> None:
+        if path.parent == out and not next(steps):
+            raise Killed
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "unlink", killable)
+        encode_file(encoder, shorter, out, shard=shard, chunk_rows=5, progress=False, overwrite=True)
+    with pytest.raises((ValueError, FileNotFoundError), match=r"0 of 20 rows are there|no record of csekit encode"):
+        open_embeddings(out)
+    assert encode_file(encoder, shorter, out, shard=shard, chunk_rows=5, progress=False)["complete"]
+    assert pq.read_table(out).sort_by("row")["text"].to_pylist() == TEXTS[: 20 if shard == "1/1" else 10]
 
 
 @pytest.mark.parametrize("recorded", [True, False])
