@@ -19,7 +19,9 @@ from csekit.encoding.stores import (
     DTYPES,
     check_rows,
     check_shards,
+    first_difference,
     join_arrays,
+    load_record,
     open_sink,
     output_kind,
     read_record,
@@ -242,8 +244,9 @@ def _go_on(
     total, before = place["stop"] - place["start"], record["truncated"]
     if record["done"] == 0:
         write_record(path, record)
+    shard = (place["index"], place["of"])
     with (
-        open_sink(target, form["kind"], form["dtype"], total, place["start"], record["done"]) as sink,
+        open_sink(target, form["kind"], form["dtype"], total, place["start"], record["done"], shard) as sink,
         tqdm(
             total=total, initial=record["done"], desc=f"encode {source.path.name}", unit=" rows", disable=not progress
         ) as bar,
@@ -294,7 +297,8 @@ def merge_shards(output: str | Path, keep: bool = False, tell: Callable[[str], o
 
     Raises:
         FileNotFoundError: there is no shard, or one is missing.
-        ValueError: a shard is not complete, or has another input or other settings.
+        ValueError: a shard is not complete, or has another input or other settings; there is another output of that
+            name.
     """
     output = Path(output)
     kind = output_kind(output)
@@ -304,12 +308,19 @@ def merge_shards(output: str | Path, keep: bool = False, tell: Callable[[str], o
     rows = whole["settings"]["input"]["rows"]
     place = {"index": 1, "of": 1, "start": 0, "stop": rows}
     whole["settings"] = {**whole["settings"], "shard": place}
+    path = record_path(output, (1, 1))
+    known = path.is_file() and first_difference(load_record(path)["settings"], whole["settings"]) is None
+    other = path if kind == "parquet" or not output.exists() else output
+    if other.exists() and not known:
+        raise ValueError(f"{other}: exists, and not of these shards: remove it or move it away")
     if kind == "parquet":
         check_rows(output, rows)
     else:
         count = len(records)
+        if not known:  # a merge that was killed knows its own array by it
+            write_record(path, {**whole, "complete": False})
         join_arrays(output, [shard_path(output, (i, count)) for i in range(1, count + 1)], rows)
-    write_record(record_path(output, (1, 1)), {**whole, "done": rows})
+    write_record(path, {**whole, "done": rows})
     for path, record in records if not keep or kind == "parquet" else ():
         if kind == "npy":
             place = record["settings"]["shard"]

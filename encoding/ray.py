@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from csekit.encoding.files import text_column
+from csekit.encoding.files import TextColumn, text_column
 from csekit.encoding.load import load_encoder
 from csekit.encoding.provenance import write_atomically
 from csekit.encoding.text_files import CorpusError
@@ -64,7 +64,7 @@ def encode_with_ray(
     Raises:
         ImportError: ray is not installed.
         ValueError: not parquet, or an output that exists.
-        CorpusError: no such column, or rows that are missing afterwards.
+        CorpusError: no such column, a cell without text, or rows that are missing afterwards.
     """
     try:
         import ray
@@ -74,6 +74,8 @@ def encode_with_ray(
     target = Path(output)
     files = _parquet_files(Path(input_file), target)
     name = text_column(files[0], column).name
+    for file in files:
+        _check_texts(text_column(file, name))
     if target.exists() and not overwrite:
         raise ValueError(f"{target}: exists; Ray does not go on with a half-done output: remove it or say overwrite")
     rows = _count(files)
@@ -101,6 +103,20 @@ def _parquet_files(source: Path, target: Path) -> list[Path]:
     if not files:
         raise FileNotFoundError(f"{source}: no parquet file in it")
     return files
+
+
+def _check_texts(source: TextColumn) -> None:
+    """Raise CorpusError for a cell without text. Texts are read only where the file does not count such cells."""
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(source.path)
+    parts = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [part.column(j) for part in parts for j in range(part.num_columns)]
+    counts = [column.statistics for column in columns if column.path_in_schema == source.name]
+    if len(counts) == len(parts) and all(count and count.has_null_count and not count.null_count for count in counts):
+        return
+    for _ in source.batches():
+        pass
 
 
 def _count(files: Iterable[Path]) -> int:

@@ -132,12 +132,16 @@ def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         ValueError: it has another input or other settings (the message names the first that differs), or there is an
-            output without a record.
+            output without a record, or a parquet folder that holds another encoding.
     """
     if not path.is_file():
-        output = path.with_name(path.name.removesuffix(".json")) if path.name.endswith(".npy.json") else None
-        if output is not None and output.exists():
-            raise ValueError(f"{output}: exists, and not of this command: choose another name or say overwrite")
+        if path.name.endswith(".npy.json"):
+            output = path.with_name(path.name.removesuffix(".json"))
+            others = [output] if output.exists() else []
+        else:
+            others = _other_files(path.parent, _Shard(**settings["shard"]))
+        if others:
+            raise ValueError(f"{others[0]}: exists, and not of this command: choose another name or say overwrite")
         return {}
     record = load_record(path)
     if difference := first_difference(record["settings"], settings):
@@ -234,12 +238,19 @@ class ParquetSink:
 
 
 @contextmanager
-def open_sink(target: Path, kind: str, dtype: str, rows: int, start: int, done: int) -> Iterator[Sink]:
-    """Open the sink of a shard of ``rows`` rows from row ``start`` of the input, ``done`` of them written."""
+def open_sink(
+    target: Path, kind: str, dtype: str, rows: int, start: int, done: int, shard: tuple[int, int] = (1, 1)
+) -> Iterator[Sink]:
+    """Open the sink of a shard of ``rows`` rows from row ``start`` of the input, ``done`` of them written.
+
+    Where none is, the files of an earlier encoding in a parquet folder are deleted. The shard's record must be there
+    by then: after a kill it says that the folder is unfinished, and the same call deletes the rest.
+    """
     if kind == "parquet":
         sink = ParquetSink(target, dtype, start)
-        if not done:
-            _remove_rows(target, start, start + rows)
+        place = _Shard(index=shard[0], of=shard[1], start=start, stop=start + rows)
+        for path in [] if done else _other_files(target, place):
+            path.unlink(missing_ok=True)  # another shard may delete it, too
         yield sink
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -250,11 +261,28 @@ def open_sink(target: Path, kind: str, dtype: str, rows: int, start: int, done: 
         array.file.close()
 
 
-def _remove_rows(folder: Path, start: int, stop: int) -> None:
-    """Delete the files of an earlier run in the range of rows that is written anew."""
-    for first, path in row_files(folder):
-        if start <= first < stop:
-            path.unlink()
+def _other_files(folder: Path, place: _Shard) -> list[Path]:
+    """Return what an earlier encoding left in a parquet folder, records first.
+
+    Records of this shard and of the other shards of as many are not among it, nor the rows of those others.
+    """
+    rows = row_files(folder)  # before the records: a shard that starts meanwhile has its record before its rows
+    others: list[Path] = []
+    taken: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("_encode*.json")):
+        found = re.fullmatch(r"_encode(?:\.([0-9]+)-of-([0-9]+))?\.json", path.name)
+        if found is None:
+            continue
+        index, of = (int(number) for number in found.groups("1"))
+        if of != place.of:
+            others.append(path)
+        elif index != place.index:
+            taken.append(load_record(path)["settings"]["shard"])
+    for first, path in rows:
+        own = place.start <= first < place.stop
+        if own or not any(other["start"] <= first < other["stop"] for other in taken):
+            others.append(path)
+    return others
 
 
 def row_files(folder: Path) -> list[tuple[int, Path]]:

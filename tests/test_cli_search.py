@@ -95,6 +95,22 @@ def test_queries_of_a_file_and_answers_as_text(encoded: Path) -> None:
     ]
 
 
+def test_each_line_of_the_file_has_its_answers(encoded: Path) -> None:
+    lines = ["", "a  red dog ", "the slow house", "   ", "a  red dog ", "\ta cat", ""]
+    (encoded / "queries.txt").write_bytes("\r\n".join(lines).encode())
+    found = search(encoded / "out.npy", "--file", encoded / "queries.txt", "-k", "2", "--format", "json")
+    assert found.exit_code == 0, found.output
+    answers = [json.loads(line) for line in found.output.splitlines()]
+    wanted = [(i, lines[i - 1], rank) for i in (2, 3, 5, 6) for rank in (1, 2)]
+    assert [(answer["line"], answer["query"], answer["rank"]) for answer in answers] == wanted
+    assert [answer["row"] for answer in answers[:2]] == [answer["row"] for answer in answers[4:6]]
+    (encoded / "queries.txt").write_text("\n \n")
+    found = search(encoded / "out.npy", "--file", encoded / "queries.txt")
+    assert found.exit_code == 2, found.output
+    assert found.output.endswith("queries.txt: must hold at least 1 query, got only blank lines or none\n")
+    assert found.output.count("\n") == 1
+
+
 def test_a_folder_that_moved_as_a_whole_is_still_searched(encoded: Path, tmp_path_factory: Any) -> None:
     before = search(encoded / "out.npy", "--query", "a cat").output
     place = tmp_path_factory.mktemp("elsewhere") / "moved"

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from csekit.cli import main
-from csekit.encoding import encode_file, load_encoder, merge_shards
+from csekit.encoding import encode_file, load_encoder, merge_shards, open_embeddings
 from csekit.encoding import stores as embedding_files
 from csekit.encoding.encoder import TextEncoder
 from csekit.encoding.files import parse_shard, text_column
@@ -233,6 +233,108 @@ def test_another_input_or_other_settings_are_refused(encoder: TextEncoder, lines
     (tmp_path / "foreign.npy").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"foreign.npy: exists, and not of this command"):
         encode_file(encoder, lines, tmp_path / "foreign.npy", progress=False)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_shard_does_not_enter_another_encoding(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out.parquet", tmp_path / "other.txt"
+    other.write_text("\n".join(reversed(TEXTS)) + "\n")
+    encode_file(encoder, lines, out, chunk_rows=10, progress=False)
+    before = contents(out)
+    with pytest.raises(ValueError, match=r"_encode.json: exists, and not of this command: choose .* say overwrite"):
+        encode_file(encoder, other, out, shard="2/2", chunk_rows=10, progress=False)
+    assert contents(out) == before
+    (out / "_encode.json").unlink()
+    for shard in ("1/1", "2/2"):  # rows without a record are of another command, too
+        with pytest.raises(ValueError, match=r"rows-0000000000\d0.parquet: exists, and not of this command"):
+            encode_file(encoder, other, out, shard=shard, chunk_rows=10, progress=False)
+    encode_file(encoder, lines, out, chunk_rows=10, progress=False, overwrite=True)
+    for i in (2, 1):
+        encode_file(encoder, other, out, shard=f"{i}/2", chunk_rows=10, progress=False, overwrite=True)
+        assert not (out / "_encode.json").exists()
+    with pytest.raises(ValueError, match=r"_encode.1-of-2.json: exists, and not of this command"):
+        encode_file(encoder, other, out, chunk_rows=10, progress=False)
+    merge_shards(out)
+    assert pq.read_table(out).sort_by("row")["text"].to_pylist() == TEXTS[::-1]
+
+
+@pytest.mark.parametrize("before", ["1/1", "2/2", "3/3"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_overwrite_leaves_nothing_of_the_earlier_encoding(
+    encoder: TextEncoder, lines: Path, tmp_path: Path, before: str, shards: int
+) -> None:
+    out, shorter = tmp_path / "out.parquet", tmp_path / "shorter.txt"
+    shorter.write_text("\n".join(TEXTS[:20]) + "\n")
+    encode_file(encoder, lines, out, shard=before, chunk_rows=5, progress=False)
+    (out / "rows-of-mine.parquet").write_text("not of this command")
+    for i in range(1, shards + 1):
+        shard = f"{i}/{shards}"
+        encode_file(encoder, shorter, out, shard=shard, chunk_rows=5, progress=False, overwrite=True)
+    if shards > 1:
+        merge_shards(out)
+    (out / "rows-of-mine.parquet").unlink()
+    assert sorted(contents(out)) == ["_encode.json", *(f"rows-{row:012d}.parquet" for row in (0, 5, 10, 15))]
+    assert pq.read_table(out).sort_by("row")["text"].to_pylist() == TEXTS[:20]
+
+
+@pytest.mark.parametrize("shard", ["1/1", "1/2"])
+def test_a_kill_while_the_earlier_rows_are_deleted(
+    encoder: TextEncoder, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard: str
+) -> None:
+    out, shorter = tmp_path / "out.parquet", tmp_path / "shorter.txt"
+    shorter.write_text("\n".join(TEXTS[:20]) + "\n")
+    encode_file(encoder, lines, out, chunk_rows=5, progress=False)
+    unlink, steps = Path.unlink, iter([1, 1, 1, 0])
+
+    def killable(path: Path, missing_ok: bool = False) -> None:
+        if path.parent == out and not next(steps):
+            raise Killed
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "unlink", killable)
+        encode_file(encoder, shorter, out, shard=shard, chunk_rows=5, progress=False, overwrite=True)
+    with pytest.raises((ValueError, FileNotFoundError), match=r"0 of 20 rows are there|no record of csekit encode"):
+        open_embeddings(out)
+    assert encode_file(encoder, shorter, out, shard=shard, chunk_rows=5, progress=False)["complete"]
+    assert pq.read_table(out).sort_by("row")["text"].to_pylist() == TEXTS[: 20 if shard == "1/1" else 10]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_merge_leaves_another_array_alone(
+    encoder: TextEncoder, lines: Path, tmp_path: Path, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, other = tmp_path / "out.npy", tmp_path / "other.txt"
+    other.write_text("\n".join(reversed(TEXTS)) + "\n")
+    if recorded:
+        encode_file(encoder, other, out, progress=False)
+    else:
+        np.save(out, np.zeros(3))
+    for i in (1, 2):
+        encode_file(encoder, lines, out, shard=f"{i}/2", progress=False)
+    before = contents(tmp_path)
+    found = CliRunner().invoke(main, ["merge", str(out)])
+    assert found.exit_code == 2, found.output
+    assert "out.npy: exists, and not of these shards" in found.output
+    assert contents(tmp_path) == before
+    out.unlink()
+    out.with_name("out.npy.json").unlink(missing_ok=True)
+
+    def killed(path: Path, record: dict[str, Any]) -> None:
+        if record["complete"]:
+            raise Killed
+        embedding_files.write_record(path, record)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("csekit.encoding.files.write_record", killed)
+        merge_shards(out)
+    assert out.exists()
+    for _ in range(2):  # after a kill, and once more
+        merge_shards(out, keep=True)
+        close(np.load(out), encoder.encode(TEXTS))
 
 
 @pytest.mark.parametrize(

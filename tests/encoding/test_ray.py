@@ -13,7 +13,9 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from csekit.cli import main
 from csekit.encoding import encode_with_ray, load_encoder
 
 ROWS = 6000
@@ -114,3 +116,21 @@ def test_what_ray_cannot_do_is_said_first(tmp_path: Path) -> None:
         encode_with_ray("model", tmp_path / "a.txt", tmp_path / "out.parquet")
     with pytest.raises(FileNotFoundError, match="no such file"):
         encode_with_ray("model", tmp_path / "a.parquet", tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_a_cell_without_text_is_refused_as_without_ray(
+    tiny_folder: Path, tmp_path: Path, statistics: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="needs ray: pip install 'csekit[ray]'")
+    (tmp_path / "in.parquet").mkdir()
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray was started"))
+    for name, texts in (("a", ["x", "y"]), ("b", ["x", None])):
+        table, path = pa.table({"s": pa.array(texts, pa.string())}), tmp_path / "in.parquet" / f"{name}.parquet"
+        pq.write_table(table, path, write_statistics=statistics)
+    words = ["encode", tmp_path / "in.parquet", "--model", tiny_folder, "-o", tmp_path / "out.parquet"]
+    found = CliRunner().invoke(main, [*map(str, words), "--engine", "ray", "--pooling", "mean", "--device", "cpu"])
+    assert found.exit_code == 2, found.output
+    assert "b.parquet, row 2: column 's' holds nothing (null), not text" in found.output
+    assert found.output.count("\n") == 1
+    assert not (tmp_path / "out.parquet").exists()

@@ -106,7 +106,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def read_queries(path: Path | None, given: Sequence[str] | None, option: str) -> list[str]:
-    """Return the queries of ``--query``, or the lines of the file that ``option`` named.
+    """Return the queries of ``--query``, or the distinct sentences of the file that ``option`` named.
 
     Raises:
         FileNotFoundError: no such file.
@@ -114,6 +114,29 @@ def read_queries(path: Path | None, given: Sequence[str] | None, option: str) ->
     """
     from csekit.evaluation import read_sentences
 
+    _check_queries(path, given, option)
+    return list(given) if given else read_sentences(str(path))
+
+
+def read_query_lines(path: Path | None, given: Sequence[str] | None, option: str) -> list[tuple[int | None, str]]:
+    """Return (line, query) of each line that is not blank, as it is in the file; of ``--query`` without a line.
+
+    Raises: as ``read_queries``.
+    """
+    from csekit.evaluation.pairs import read_lines
+
+    _check_queries(path, given, option)
+    if given:
+        return [(None, text) for text in given]
+    found: list[tuple[int | None, str]] = [
+        (line, text) for line, text in enumerate(read_lines(str(path)), 1) if text.strip()
+    ]
+    if not found:
+        raise ValueError(f"{path}: must hold at least 1 query, got only blank lines or none")
+    return found
+
+
+def _check_queries(path: Path | None, given: Sequence[str] | None, option: str) -> None:
     if path is not None and given:
         raise ValueError(f"{option} and --query exclude each other, got both")
     if path is None and not given:
@@ -121,7 +144,6 @@ def read_queries(path: Path | None, given: Sequence[str] | None, option: str) ->
     for text in given or []:
         if not text.strip():
             raise ValueError("--query must not be empty")
-    return list(given) if given else read_sentences(str(path))
 
 
 def terminal_width() -> int:

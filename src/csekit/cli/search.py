@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Imports, one_line_errors, quiet_transformers, read_queries, terminal_width, wrapped_neighbor
+from .common import Imports, one_line_errors, quiet_transformers, read_query_lines, terminal_width, wrapped_neighbor
 
 if TYPE_CHECKING:
     from csekit.encoding.stored import StoredEmbeddings
@@ -47,11 +47,11 @@ def search(
 
         check_index(index)
         store = open_embeddings(embeddings)
-        asked = read_queries(file, query, "--file")
+        asked = read_query_lines(file, query, "--file")
         encoder = store.encoder(model, device, batch_size)
         scores, rows = search_embeddings(
             store,
-            encoder.encode(asked),
+            encoder.encode([text for _, text in asked]),
             top_k,
             similarity=encoder.similarity_fn_name,
             index=index,
@@ -60,9 +60,11 @@ def search(
         )
         found = _texts(store, sorted({int(row) for row in rows.flat}), texts)
         answers: list[dict[str, Any]] = [
-            {"query": text, "rank": rank, "row": int(row), "score": float(score)}
+            {"query": text}
+            | ({"line": line} if line else {})
+            | {"rank": rank, "row": int(row), "score": float(score)}
             | ({"text": found[int(row)]} if found else {})
-            for text, *both in zip(asked, scores, rows, strict=True)
+            for (line, text), *both in zip(asked, scores, rows, strict=True)
             for rank, (score, row) in enumerate(zip(*both, strict=True), 1)
         ]
         if form == "json":
