@@ -54,7 +54,7 @@ def test_neighbours_do_not_cross_documents_or_short_passages(tmp_path: Path) -> 
 def test_a_title_goes_with_the_first_passage(tmp_path: Path, unit: str, first: str) -> None:
     documents, output = write(tmp_path / "documents.jsonl", DOCUMENTS), tmp_path / "pairs.csv"
     assert pairs(documents, "-o", output, "--kind", "title", "--unit", unit).exit_code == 0
-    assert output.read_text() == f"anchor,positive\nAbout all dogs,{first}\n"
+    assert output.read_text() == f'"anchor","positive"\n"About all dogs","{first}"\n'
 
 
 def test_sentences_end_at_their_marks_in_any_script(tmp_path: Path) -> None:

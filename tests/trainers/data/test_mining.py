@@ -136,7 +136,7 @@ def test_the_query_s_own_text_is_no_negative(encoder: TextEncoder, tmp_path: Pat
     counts = mine_negatives(pairs, encoder, tmp_path / "out.csv", Mining(9), device="cpu", progress=False)
     assert counts["same_text"] == counts["positive"] == 4
     lines = (tmp_path / "out.csv").read_text().splitlines()
-    assert lines[0] == "a,b,negative"
+    assert lines[0] == '"a","b","negative"'
     for line in lines[1:]:
         a, b, negative = line.split(",")
         assert len({a, b, negative}) == 3
