@@ -20,12 +20,13 @@ from csekit.trainers.data.row_files import check_rows_file, write_rows
 COLUMNS = ("anchor", "positive")
 KINDS = ("neighbors", "title", "spans")
 UNITS = ("line", "paragraph", "sentence")
-#: Where a text is divided: at line ends, at blank lines, or behind the mark that ends a sentence.
+#: Where a text is divided: at line ends, at blank lines, or behind a sentence, which becomes a paragraph first.
 _ENDS = {
     "line": re.compile(r"\s*\n\s*"),
     "paragraph": re.compile(r"[^\S\n]*\n[^\S\n]*\n\s*"),
-    "sentence": re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])\s*|\s*\n\s*\n\s*"),
 }
+#: The mark that ends a sentence, with the quotes and brackets that close behind it.
+_SENTENCE_END = re.compile(r"([.!?…][\"'”’»)\]]*)\s+|([。！？][”’」』）】》)\]]*)\s*")
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class DocumentPairs:
 
     def passages(self, text: str | list[str], short: bool = False) -> list[str]:
         """Return a text's passages, white space as single blanks; with ``short`` those of few words as well."""
-        parts = _ENDS[self.unit].split(text) if isinstance(text, str) else text
+        parts = _divided(text, self.unit) if isinstance(text, str) else text
         found = [_plain(part) for part in parts if part.strip()]
         return found if short else [part for part in found if self.enough(part)]
 
@@ -109,6 +110,12 @@ class DocumentPairs:
             gaps = sorted(int(each * (free + 1)) for each in (first, second))
             found[gaps[0], gaps[1] + size] = None
         return [(" ".join(words[a : a + size]), " ".join(words[b : b + size])) for a, b in found]
+
+
+def _divided(text: str, unit: str) -> list[str]:
+    if unit == "sentence":
+        text, unit = _SENTENCE_END.sub(lambda found: f"{found[1] or found[2]}\n\n", text), "paragraph"
+    return _ENDS[unit].split(text)
 
 
 def _plain(text: str) -> str:

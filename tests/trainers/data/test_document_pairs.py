@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,25 @@ def test_sentences_end_at_their_marks_in_any_script(tmp_path: Path) -> None:
     documents, output = write(tmp_path / "documents.jsonl", [{"text": text}]), tmp_path / "pairs.jsonl"
     assert pairs(documents, "-o", output, "--unit", "sentence", "--min_words", 1).exit_code == 0
     firsts = [first for first, _ in rows(output)]
-    assert firsts == ["He said: “Is it so?", "Yes.", "No one is here…", "It costs 3.5 now!", "今天很好。"]
+    assert firsts == ["He said: “Is it so?”", "Yes.", "No one is here…", "It costs 3.5 now!", "今天很好。"]
+
+
+def test_closing_quotes_and_brackets_stay_with_their_sentence(tmp_path: Path) -> None:
+    parts = [
+        'He asked her, "Why did you go?"',
+        "Then he left.",
+        "(It was late.)",
+        "‘Yes.’",
+        '"No!"',
+        "«Si.»",
+        "End [1].",
+    ]
+    script = ["他说：“好。”", "然后走了。", "「はい。」", "と言った。", "The end."]
+    for number, text in enumerate((" ".join(parts), "".join(script))):
+        documents, output = write(tmp_path / "documents.jsonl", [{"text": text}]), tmp_path / f"pairs{number}.jsonl"
+        assert pairs(documents, "-o", output, "--unit", "sentence", "--min_words", 1).exit_code == 0
+        expected = script if number else parts
+        assert rows(output) == list(pairwise(expected))
 
 
 def test_spans_lie_in_one_document_apart_and_are_the_same_each_time(tmp_path: Path) -> None:
