@@ -136,6 +136,19 @@ def test_texts_of_several_lines_are_told(tmp_path: Path) -> None:
     assert "1 texts of several lines, the first in a.csv, line 4" in report.summary()
 
 
+def test_the_report_of_a_copy_names_the_copy(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report of the first file was told, with its name."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    for name in ("a.csv", "b.csv", "a.csv"):
+        file = write(tmp_path / name, "s,t", ["a,b", "c,d", "e" * 100_001 + ",f"], 1, '"a dog\nruns",cat')
+        found = CliRunner().invoke(main, ["check", str(file), "--model", str(tiny_folder)])
+        assert found.exit_code == 0, found.output
+        assert f"1 texts over 100,000 characters, the first in {name}, line 5" in found.output
+        assert f"1 texts of several lines, the first in {name}, line 2" in found.output
+
+
 @pytest.mark.parametrize("name", TEXT_COMMANDS)
 @pytest.mark.parametrize(("suffix", "sign"), [(".csv", ","), (".tsv", "\t")])
 def test_a_header_with_a_name_twice(
