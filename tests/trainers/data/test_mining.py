@@ -191,6 +191,22 @@ def test_settings_that_are_not_allowed(settings: dict[str, Any], words: str) -> 
         Mining(**settings)
 
 
+def test_range_min_counts_behind_the_rules_and_range_max_before_them(
+    folder: Path, encoder: TextEncoder, tmp_path: Path
+) -> None:
+    def negatives(name: str, **settings: Any) -> tuple[list[str], int]:
+        counts = mined(folder, encoder, tmp_path / name, max_score=0.95, **settings)
+        return [row["negative"] for row in rows_of(tmp_path / name)], counts["pairs_without"]
+
+    both, without = negatives("both.jsonl", num_negatives=2, range_max=40)
+    assert (len(both), without) == (68, 0)
+    assert negatives("second.jsonl", range_min=1, range_max=40)[0] == both[1::2]
+    assert 34 > negatives("close.jsonl", range_max=1)[1] > 0
+    told = (Path(__file__).parents[3] / "docs" / "positives.md").read_text(encoding="utf-8")
+    assert "`--range_min` | the closest of the candidates that all other rules leave |" in told
+    assert "`--range_max` | candidates behind a rank, which is counted before the other rules;" in told
+
+
 def test_no_negative_at_all_is_told_with_the_reason(folder: Path, encoder: TextEncoder, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"pairs.jsonl: no pair has a negative; candidates left out: .*max_score"):
         mined(folder, encoder, tmp_path / "mined.jsonl", max_score=-0.99)
