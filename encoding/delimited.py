@@ -3,8 +3,11 @@
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 
-#: Lines that one row of csv may span. A longer row is taken for a quote that was never closed.
+#: Lines that one row of csv may span, unless every row so far begins with a quote. A longer row is taken for a quote
+#: that was never closed. Where all cells are quoted, such a quote meets the opening quote of the next row instead.
 MOST_LINES = 100
+
+csv.field_size_limit(2**31 - 1)  # the module's own limit is 131,072 characters, and a text may be longer
 
 
 class CorpusError(ValueError):
@@ -16,6 +19,7 @@ class _Held:
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.lines, self.held = iter(lines), list[str]()
+        self.quoted = True  # every row begins with a quote
 
     def __iter__(self) -> "_Held":
         return self
@@ -23,8 +27,13 @@ class _Held:
     def __next__(self) -> str:
         line = next(self.lines)
         self.held.append(line)
-        if len(self.held) > MOST_LINES:
-            raise csv.Error(f"the row spans more than {MOST_LINES} lines")
+        if len(self.held) == 1:
+            self.quoted = self.quoted and line[:1] == '"'
+        if len(self.held) > MOST_LINES and not self.quoted:
+            raise csv.Error(
+                f"the row spans more than {MOST_LINES} lines; if the text is so long, put the header and all cells in "
+                "quotes, or write .jsonl"
+            )
         return line
 
 
@@ -41,7 +50,9 @@ def delimited_rows(lines: Iterable[str], where: object, delimiter: str = ",") ->
             which it opens.
     """
     if delimiter == "\t":
-        yield from enumerate(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), 1)
+        for number, line in enumerate(lines, 1):
+            text = line.removesuffix("\n").removesuffix("\r")
+            yield number, text.split("\t") if text else []
         return
     source, start = _Held(lines), 1
     try:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from csekit.cli import main
 from csekit.encoding import load_encoder
+from csekit.trainers import load_corpus
 
 WORDS = ["the dog", "a cat", "red house", "blue tree", "a man sings", "the woman plays", "slow guitar", "fast ball"]
 
@@ -55,6 +56,36 @@ def test_columns_are_named_as_in_train(tmp_path: Path, tiny_folder: Path, pairs:
     found = mine(*more, "--columns", "answer", "--columns", "query", "--output", second, pairs)
     assert found.exit_code == 0, found.output
     assert second.read_text() == first.read_text()
+
+
+def test_rows_that_are_left_out_are_told(tmp_path: Path, tiny_folder: Path, pairs: Path) -> None:
+    """Blank and repeated pairs used to vanish without a word."""
+    words = ("--model", tiny_folder, "--pooling", "mean", "--device", "cpu", "--no_progress")
+    found = mine(pairs, "--output", tmp_path / "whole.jsonl", *words)
+    assert "rows used" not in found.output  # nothing is left out
+    pairs.write_text(pairs.read_text() + f"{WORDS[0]}\t{WORDS[4]}\n" * 2 + "the dog\t \n")
+    (tmp_path / "further.txt").write_text("a tree\n\nthe dog\na tree\n")
+    found = mine(pairs, "--corpus", tmp_path / "further.txt", "--output", tmp_path / "triplets.jsonl", *words)
+    assert found.exit_code == 0, found.output
+    told = found.output.splitlines()
+    assert "pairs.tsv: 4 of 7 rows used; 1 blank ones dropped; 2 exact duplicates dropped" in told
+    assert "further.txt: 2 of 4 rows used; 1 blank ones dropped; 1 exact duplicates dropped" in told
+
+
+def test_what_is_written_to_csv_is_read_back(tmp_path: Path, tiny_folder: Path) -> None:
+    """A lone carriage return had no quotes, and a passage of 120 lines was taken for an unbalanced quote."""
+    odd = ["a man\rsings", 'a "dog"\r\nruns, fast', "the cat\n" * 120 + "end", "a tree " * 20_000 + "red", "\ra ball"]
+    queries = ["a man", "a dog", "a cat", "trees", '"ball']
+    file, output = tmp_path / "pairs.jsonl", tmp_path / "triplets.csv"
+    file.write_text("".join(json.dumps({"q": q, "p": p}) + "\n" for q, p in zip(queries, odd, strict=True)))
+    words = ("--model", tiny_folder, "--pooling", "mean", "--device", "cpu", "--no_progress", "--max_length", 32)
+    found = mine(file, "--output", output, *words, "--num_negatives", 2)
+    assert found.exit_code == 0, found.output
+    corpus = load_corpus(output, cache_dir=tmp_path / "cache", tell=False)
+    rows = [row["texts"] for row in corpus.dataset.__getitems__(range(corpus.rows))]
+    assert corpus.columns == ("q", "p", "negative")
+    assert [row[:2] for row in rows] == [[q, p] for q, p in zip(queries, odd, strict=True) for _ in range(2)]
+    assert {row[2] for row in rows} <= set(odd)
 
 
 @pytest.mark.parametrize(

@@ -89,11 +89,64 @@ def test_a_quote_that_closes_far_away_is_no_text(tmp_path: Path) -> None:
         load_corpus(file, cache_dir=tmp_path)
 
 
+def test_a_long_text_of_a_csv_is_told_how_to_write_it(tmp_path: Path) -> None:
+    text = "\n".join(["a dog"] * 120)
+    file = write(tmp_path / "a.csv", "s,t", ["a,b"] * 6, 3, f'"{text}",cat')
+    with pytest.raises(ValueError, match=r"a\.csv, line 4: .*; if the text is so long, put the header and all cells"):
+        load_corpus(file, cache_dir=tmp_path)
+
+
+def test_where_all_cells_are_quoted_an_unbalanced_quote_names_its_line(tmp_path: Path) -> None:
+    rows = [f'"a dog {i}","cat"' for i in range(300)]
+    file = write(tmp_path / "a.csv", '"s","t"', rows, 7, '"a dog","cat')
+    with pytest.raises(ValueError, match=r"a\.csv, line 8: an unbalanced quote opens here: .* in line 9$"):
+        load_corpus(file, cache_dir=tmp_path)
+    rows[6] = "a dog,cat"  # from here on not all are quoted
+    file = write(tmp_path / "b.csv", '"s","t"', [*rows[:20], *["a,b"] * 300], 20, '"a dog,cat')
+    with pytest.raises(ValueError, match=r"b\.csv, line 21: .* spans more than 100 lines"):
+        load_corpus(file, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".csv", ".tsv"])
+def test_long_texts_are_read_from_every_format(tmp_path: Path, tiny_folder: Path, suffix: str) -> None:
+    """A cell of more than 131,072 characters in a tsv used to end in a traceback."""
+    file = tmp_path / f"long{suffix}"
+    texts = ["a dog", "a cat " * 30_000 + "end", "the man"]
+    file.write_text("\n".join([*([] if suffix == ".txt" else ["text"]), *texts]) + "\n")
+    corpus = load_corpus(file, cache_dir=tmp_path, tell=False)
+    assert [row["texts"] for row in corpus.dataset.__getitems__([0, 1, 2])] == [[text] for text in texts]
+    words = ["encode", file, "--model", tiny_folder, "--pooling", "mean", "-o", tmp_path / "out.npy"]
+    found = CliRunner().invoke(main, [*map(str, words)])
+    assert found.exit_code == 0, found.output
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_tsv_with_empty_lines_and_quotes(tmp_path: Path, end: str) -> None:
+    file = tmp_path / "a.tsv"
+    file.write_text(end.join(["s\tt", 'a "dog\tb', "", "c\t", 'd\t"e"']) + end, newline="")
+    corpus = load_corpus(file, cache_dir=tmp_path, tell=False)
+    assert [row["texts"] for row in corpus.dataset.__getitems__([0, 1])] == [['a "dog', "b"], ["d", '"e"']]
+    assert (corpus.report.rows, corpus.report.blank) == (4, 2)
+
+
 def test_texts_of_several_lines_are_told(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", "s,t", ["a,b"] * 6, 3, '"a dog\nruns",cat')
     report = load_corpus(file, cache_dir=tmp_path).report
     assert report.rows == 6
     assert "1 texts of several lines, the first in a.csv, line 4" in report.summary()
+
+
+def test_the_report_of_a_copy_names_the_copy(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report of the first file was told, with its name."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    for name in ("a.csv", "b.csv", "a.csv"):
+        file = write(tmp_path / name, "s,t", ["a,b", "c,d", "e" * 100_001 + ",f"], 1, '"a dog\nruns",cat')
+        found = CliRunner().invoke(main, ["check", str(file), "--model", str(tiny_folder)])
+        assert found.exit_code == 0, found.output
+        assert f"1 texts over 100,000 characters, the first in {name}, line 5" in found.output
+        assert f"1 texts of several lines, the first in {name}, line 2" in found.output
 
 
 @pytest.mark.parametrize("name", TEXT_COMMANDS)

@@ -259,10 +259,11 @@ def _from_table(source: Source, max_samples: int | None, deduplicate: bool) -> C
 def _from_files(
     source: Source, max_samples: int | None, deduplicate: bool, cache_dir: str | os.PathLike[str] | None
 ) -> Corpus:
-    """Check files once and store them as Arrow under their checksum; later calls map the store."""
+    """Check files once and store them as Arrow under their names and checksum; later calls map the store."""
     checksum = sha256(source.paths)
     kinds = [file_kind(path) + "".join(path.suffixes[-1:]) for path in source.paths]
-    key = json.dumps([STORE_VERSION, checksum, kinds, source.columns, max_samples, deduplicate])
+    names = [path.name for path in source.paths]  # the stored report has them
+    key = json.dumps([STORE_VERSION, checksum, names, kinds, source.columns, max_samples, deduplicate])
     folder = Path(cache_dir or datasets.config.HF_DATASETS_CACHE) / "csekit"
     store = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
     summary = store.with_suffix(".json")

@@ -20,12 +20,14 @@ from csekit.trainers.data.row_files import check_rows_file, write_rows
 COLUMNS = ("anchor", "positive")
 KINDS = ("neighbors", "title", "spans")
 UNITS = ("line", "paragraph", "sentence")
-#: Where a text is divided: at line ends, at blank lines, or behind the mark that ends a sentence.
+#: Where a text is divided: at line ends, at blank lines, or behind a sentence, which becomes a paragraph first.
 _ENDS = {
     "line": re.compile(r"\s*\n\s*"),
     "paragraph": re.compile(r"[^\S\n]*\n[^\S\n]*\n\s*"),
-    "sentence": re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])\s*|\s*\n\s*\n\s*"),
 }
+_HALF = re.compile("[\\ud800-\\udfff]")
+#: The mark that ends a sentence, with the quotes and brackets that close behind it.
+_SENTENCE_END = re.compile(r"([.!?…][\"'”’»)\]]*)\s+|([。！？][”’」』）】》)\]]*)\s*")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class DocumentPairs:
             (two spans of words that do not overlap, drawn by ``seed`` and the number of the document).
         unit: what a passage is: a ``line``, a ``paragraph`` (between blank lines) or a ``sentence``. A text that is a
             list of strings is divided already.
-        text_field, title_field: fields of the documents.
+        text_field, title_field: fields of the documents. A document without a title makes no pair of kind ``title``.
         min_words: passages and titles of fewer words, between white space, make no pair. They are not skipped:
             the passages around them are no neighbours.
         span_words: words of a span.
@@ -79,6 +81,8 @@ class DocumentPairs:
         if not isinstance(document, dict):
             raise CorpusError(f"{where}: a document must be an object, got {document!r:.60}")
         text = _field(document, self.text_field, where, several=True)
+        if self.untitled(document):
+            return []
         if self.kind == "title":
             title = _field(document, self.title_field, where)
             first = next(iter(self.passages(text)), None)
@@ -88,9 +92,14 @@ class DocumentPairs:
         parts: list[str | None] = [part if self.enough(part) else None for part in self.passages(text, short=True)]
         return [(a, b) for a, b in pairwise(parts) if a is not None and b is not None]
 
+    def untitled(self, document: dict[str, Any]) -> bool:
+        """Return True if the kind is ``title`` and a document has none: the field is missing, null or blank."""
+        title = document.get(self.title_field)
+        return self.kind == "title" and (title is None or (isinstance(title, str) and not title.strip()))
+
     def passages(self, text: str | list[str], short: bool = False) -> list[str]:
         """Return a text's passages, white space as single blanks; with ``short`` those of few words as well."""
-        parts = _ENDS[self.unit].split(text) if isinstance(text, str) else text
+        parts = _divided(text, self.unit) if isinstance(text, str) else text
         found = [_plain(part) for part in parts if part.strip()]
         return found if short else [part for part in found if self.enough(part)]
 
@@ -111,6 +120,12 @@ class DocumentPairs:
         return [(" ".join(words[a : a + size]), " ".join(words[b : b + size])) for a, b in found]
 
 
+def _divided(text: str, unit: str) -> list[str]:
+    if unit == "sentence":
+        text, unit = _SENTENCE_END.sub(lambda found: f"{found[1] or found[2]}\n\n", text), "paragraph"
+    return _ENDS[unit].split(text)
+
+
 def _plain(text: str) -> str:
     return " ".join(text.split())
 
@@ -120,9 +135,10 @@ def _field(document: dict[str, Any], name: str, where: str, several: bool = Fals
     if name not in document:
         raise CorpusError(f"{where}: field {name!r} is missing, the document has {', '.join(document) or 'none'}")
     value = document[name]
-    if isinstance(value, str):
-        return value
-    if several and isinstance(value, list) and all(isinstance(each, str) for each in value):
+    texts = value if several and isinstance(value, list) else [value]
+    if all(isinstance(each, str) for each in texts):
+        if any(map(_HALF.search, texts)):
+            raise CorpusError(f"{where}: field {name!r} holds half a surrogate pair, not text")
         return value
     allowed = "text or a list of texts" if several else "text"
     raise CorpusError(f"{where}: field {name!r} must be {allowed}, got {value!r:.60}")
@@ -133,7 +149,8 @@ def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
 
     Raises:
         FileNotFoundError: no such file.
-        CorpusError: another ending; a line is not UTF-8 or not JSON; the archive is damaged.
+        CorpusError: another ending; a line is not UTF-8 or not JSON, or a number in it has too many digits; the
+            archive is damaged.
     """
     stem = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
     if stem.suffix not in (".jsonl", ".json"):
@@ -149,6 +166,8 @@ def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
         raise CorpusError(f"{path}, line {number}: not UTF-8, at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
         raise CorpusError(f"{path}, line {number}: not a JSON object on one line: {error.msg}") from None
+    except ValueError as error:  # a number with too many digits
+        raise CorpusError(f"{path}, line {number}: not readable as JSON: {str(error).split(';')[0]}") from None
     except RecursionError:
         raise CorpusError(f"{path}, line {number}: too deeply nested") from None
     except ARCHIVE_ERRORS as error:
@@ -163,7 +182,8 @@ def write_document_pairs(documents: Path, target: Path, settings: DocumentPairs)
         target: a ``.jsonl`` or ``.csv`` file that does not exist yet.
 
     Returns:
-        counts: ``documents``, ``pairs``, ``documents_without`` a pair.
+        counts: ``documents``, ``pairs``, ``documents_without`` a pair; with kind ``title`` also how many of these are
+            ``documents_without_title``.
 
     Raises:
         FileExistsError: the target exists.
@@ -173,16 +193,23 @@ def write_document_pairs(documents: Path, target: Path, settings: DocumentPairs)
     if target.exists():
         raise FileExistsError(f"{target} exists already: move it away, or choose another name")
     counts = Counter(documents=0, pairs=0, documents_without=0)
+    if settings.kind == "title":
+        counts["documents_without_title"] = 0
 
     def rows() -> Iterator[tuple[str, str]]:
         for number, (line, document) in enumerate(read_documents(documents)):
             found = settings(document, number, f"{documents}, line {line}")
             counts.update(documents=1, pairs=len(found), documents_without=int(not found))
+            if settings.kind == "title":
+                counts["documents_without_title"] += settings.untitled(document)
             yield from found
         if not counts["pairs"]:
+            untitled = counts["documents_without_title"]
+            without = f"; {untitled:,} have no field {settings.title_field!r}, or nothing in it" if untitled else ""
+            sizes = f"min_words {settings.min_words} and span_words {settings.span_words}"
             raise ValueError(
                 f"{documents}: none of {counts['documents']:,} documents makes a pair of kind {settings.kind!r} "
-                f"with unit {settings.unit!r}, min_words {settings.min_words} and span_words {settings.span_words}"
+                f"with unit {settings.unit!r}, {sizes}{without}"
             )
 
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -41,8 +41,8 @@ class Mining:
     Arguments:
         num_negatives: negatives of a pair, each a row of the output.
         range_min: number of the closest candidates that are skipped, counted behind all other rules.
-        range_max: candidates behind this rank are not taken; None: ten for each negative behind ``range_min`` if a
-            score decides, else as many as negatives.
+        range_max: candidates behind this rank, counted before the other rules, are not taken; None: ten for each
+            negative behind ``range_min`` if a score decides, else as many as negatives.
         margin: a negative's score is at most the positive's less this.
         relative_margin: the same, as a share of the positive's score.
         max_score, min_score: bounds of a negative's score.

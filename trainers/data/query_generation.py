@@ -144,6 +144,7 @@ def _settle(parts: Path, corpus: Corpus, settings: QueryGeneration) -> dict[str,
     """Record what the parts are made of. Raises ValueError for parts of another run."""
     named = Path(settings.model).name if Path(settings.model).is_dir() else settings.model
     identity = {"checksum": corpus.checksum, "fingerprint": corpus.fingerprint, "passages": corpus.rows}
+    identity["column"] = corpus.columns[0]
     made = json.loads(json.dumps({**asdict(settings), "model": named, "corpus": corpus.name, **identity}))
     path = parts / "settings.json"
     if path.exists():

@@ -19,7 +19,8 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
     """Write rows of texts with named columns, and return their number.
 
     Arguments:
-        path: a ``.jsonl`` file (an object a line) or a ``.csv`` file with a header.
+        path: a ``.jsonl`` file (an object a line) or a ``.csv`` file with a header. All cells of csv are in quotes:
+            the module ``csv`` sets none around a lone carriage return, and texts of many lines are read only so.
         draft: where the file is written first, on the same disk; default: beside it.
 
     Raises:
@@ -30,7 +31,7 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
     count = 0
     try:
         with draft.open("w", encoding="utf-8", newline="") as file:
-            quoted = csv.writer(file, lineterminator="\n")
+            quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
             if path.suffix == ".csv":
                 quoted.writerow(columns)
             for row in rows:

@@ -73,6 +73,9 @@ def mine(
         if corpus is not None:
             further = load_corpus(corpus, columns=corpus_column, deduplicate=True, tell=False)
         check_mining(found, output, further)
+        for read in (found, further):
+            if read is not None and read.report.blank + read.report.duplicates:
+                typer.echo(f"{read.name}: {read.report.summary()}")
         options = {"max_length": max_length, "device": device, "batch_size": batch_size}
         encoder = load_encoder(model, pooling, **options)  # type: ignore[arg-type]
         judge = None if guide is None else load_encoder(guide, guide_pooling, **options)  # type: ignore[arg-type]

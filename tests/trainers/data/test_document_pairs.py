@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,20 @@ def test_neighbours_do_not_cross_documents_or_short_passages(tmp_path: Path) -> 
 def test_a_title_goes_with_the_first_passage(tmp_path: Path, unit: str, first: str) -> None:
     documents, output = write(tmp_path / "documents.jsonl", DOCUMENTS), tmp_path / "pairs.csv"
     assert pairs(documents, "-o", output, "--kind", "title", "--unit", unit).exit_code == 0
-    assert output.read_text() == f"anchor,positive\nAbout all dogs,{first}\n"
+    assert output.read_text() == f'"anchor","positive"\n"About all dogs","{first}"\n'
+
+
+def test_documents_without_a_title_are_left_out_and_told(tmp_path: Path) -> None:
+    text = {"text": "The dog runs fast."}
+    titles: list[dict[str, Any]] = [{}, {"title": None}, {"title": ""}, {"title": " \n"}, {"title": "All about dogs"}]
+    documents, output = (
+        write(tmp_path / "documents.jsonl", [text | title for title in titles]),
+        tmp_path / "pairs.jsonl",
+    )
+    found = pairs(documents, "-o", output, "--kind", "title")
+    assert found.exit_code == 0, found.output
+    assert "documents 5, pairs 1, documents without 4, documents without title 4" in found.output
+    assert rows(output) == [("All about dogs", "The dog runs fast.")]
 
 
 def test_sentences_end_at_their_marks_in_any_script(tmp_path: Path) -> None:
@@ -62,7 +76,25 @@ def test_sentences_end_at_their_marks_in_any_script(tmp_path: Path) -> None:
     documents, output = write(tmp_path / "documents.jsonl", [{"text": text}]), tmp_path / "pairs.jsonl"
     assert pairs(documents, "-o", output, "--unit", "sentence", "--min_words", 1).exit_code == 0
     firsts = [first for first, _ in rows(output)]
-    assert firsts == ["He said: “Is it so?", "Yes.", "No one is here…", "It costs 3.5 now!", "今天很好。"]
+    assert firsts == ["He said: “Is it so?”", "Yes.", "No one is here…", "It costs 3.5 now!", "今天很好。"]
+
+
+def test_closing_quotes_and_brackets_stay_with_their_sentence(tmp_path: Path) -> None:
+    parts = [
+        'He asked her, "Why did you go?"',
+        "Then he left.",
+        "(It was late.)",
+        "‘Yes.’",
+        '"No!"',
+        "«Si.»",
+        "End [1].",
+    ]
+    script = ["他说：“好。”", "然后走了。", "「はい。」", "と言った。", "The end."]
+    for number, text in enumerate((" ".join(parts), "".join(script))):
+        documents, output = write(tmp_path / "documents.jsonl", [{"text": text}]), tmp_path / f"pairs{number}.jsonl"
+        assert pairs(documents, "-o", output, "--unit", "sentence", "--min_words", 1).exit_code == 0
+        expected = script if number else parts
+        assert rows(output) == list(pairwise(expected))
 
 
 def test_spans_lie_in_one_document_apart_and_are_the_same_each_time(tmp_path: Path) -> None:
@@ -92,6 +124,28 @@ def test_spans_lie_in_one_document_apart_and_are_the_same_each_time(tmp_path: Pa
         (['{"body": "a b c"}'], (), "line 1: field 'text' is missing, the document has body"),
         (['{"text": 3}'], (), "line 1: field 'text' must be text or a list of texts, got 3"),
         (['{"text": "a", "title": ["b"]}'], ("--kind", "title"), "line 1: field 'title' must be text, got ['b']"),
+        (
+            ['{"text": "a b c"}', '{"text": "a\\ud800"}'],
+            (),
+            "documents.jsonl, line 2: field 'text' holds half a surrogate",
+        ),
+        (['{"text": ["a", "\\udfff"]}'], (), "documents.jsonl, line 1: field 'text' holds half a surrogate pair"),
+        (
+            ['{"text": "a b c", "title": "a\\ud800 b c"}'],
+            ("--kind", "title"),
+            "documents.jsonl, line 1: field 'title' holds half a surrogate pair, not text",
+        ),
+        (
+            ['{"text": "a b c"}', '{"text": "a", "n": ' + "1" * 5000 + "}"],
+            (),
+            "documents.jsonl, line 2: not readable as JSON: Exceeds the limit (4300 digits)",
+        ),
+        (
+            ['{"text": "a b c", "name": "d e f"}', '{"text": "a b c", "title": " "}'],
+            ("--kind", "title"),
+            "none of 2 documents makes a pair of kind 'title' with unit 'line', min_words 3 and span_words 32; "
+            "2 have no field 'title', or nothing in it",
+        ),
         (['{"text": "one line only"}'], (), "none of 1 documents makes a pair of kind 'neighbors' with unit 'line'"),
         (['{"text": "a"}'], ("--kind", "next"), "kind must be one of 'neighbors', 'title', 'spans', got 'next'"),
         (['{"text": "a"}'], ("--span_words", 0), "span_words must be a number of at least 1, got 0"),

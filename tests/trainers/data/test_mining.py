@@ -136,7 +136,7 @@ def test_the_query_s_own_text_is_no_negative(encoder: TextEncoder, tmp_path: Pat
     counts = mine_negatives(pairs, encoder, tmp_path / "out.csv", Mining(9), device="cpu", progress=False)
     assert counts["same_text"] == counts["positive"] == 4
     lines = (tmp_path / "out.csv").read_text().splitlines()
-    assert lines[0] == "a,b,negative"
+    assert lines[0] == '"a","b","negative"'
     for line in lines[1:]:
         a, b, negative = line.split(",")
         assert len({a, b, negative}) == 3
@@ -189,6 +189,22 @@ def test_training_reads_the_triplets(folder: Path, encoder: TextEncoder, tmp_pat
 def test_settings_that_are_not_allowed(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Mining(**settings)
+
+
+def test_range_min_counts_behind_the_rules_and_range_max_before_them(
+    folder: Path, encoder: TextEncoder, tmp_path: Path
+) -> None:
+    def negatives(name: str, **settings: Any) -> tuple[list[str], int]:
+        counts = mined(folder, encoder, tmp_path / name, max_score=0.95, **settings)
+        return [row["negative"] for row in rows_of(tmp_path / name)], counts["pairs_without"]
+
+    both, without = negatives("both.jsonl", num_negatives=2, range_max=40)
+    assert (len(both), without) == (68, 0)
+    assert negatives("second.jsonl", range_min=1, range_max=40)[0] == both[1::2]
+    assert 34 > negatives("close.jsonl", range_max=1)[1] > 0
+    told = (Path(__file__).parents[3] / "docs" / "positives.md").read_text(encoding="utf-8")
+    assert "`--range_min` | the closest of the candidates that all other rules leave |" in told
+    assert "`--range_max` | candidates behind a rank, which is counted before the other rules;" in told
 
 
 def test_no_negative_at_all_is_told_with_the_reason(folder: Path, encoder: TextEncoder, tmp_path: Path) -> None:

@@ -117,6 +117,28 @@ def test_a_killed_call_writes_the_same_pairs(
         write_queries(corpus, target, settings, progress=False)
 
 
+def test_parts_of_another_column_are_refused(
+    writer_of: Any, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The queries of one column used to be written beside the passages of the other."""
+    table, target = small.write_texts(tmp_path / "passages.tsv", 20, 2), tmp_path / "pairs.jsonl"
+    names = table.read_text().splitlines()[0].split("\t")
+
+    def run(column: str) -> Any:
+        words = [SCRIPT, table, target, "--model", writer_of("t5"), "--column", column, "--block_size", 8]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        return ended.value.code
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(query_generation, "write_rows", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        run(names[0])
+    assert run(names[1]) == 2
+    assert f"another run (column: {names[0]!r} there, {names[1]!r} now)" in capsys.readouterr().err
+    assert run(names[0]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
