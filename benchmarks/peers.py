@@ -50,7 +50,8 @@ def sentence_transformers_step(setting: Any) -> Callable[[list[dict[str, Any]]],
     from sentence_transformers.losses import MultipleNegativesRankingLoss
     from sentence_transformers.models import Pooling, Transformer
 
-    encoder = Transformer(setting.backbone, max_seq_length=setting.max_seq_length)
+    whole = {"dtype": torch.float32}  # also of a checkpoint in 16 bits, which it would train as it is
+    encoder = Transformer(setting.backbone, max_seq_length=setting.max_seq_length, model_kwargs=whole)
     pooling = Pooling(AutoConfig.from_pretrained(setting.backbone).hidden_size, pooling_mode="cls")
     model = SentenceTransformer(modules=[encoder, pooling], device=setting.device).train()
     loss = MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE)
