@@ -89,12 +89,10 @@ def summarise(records: TrialRecords, resample: Resample | None = None) -> dict[s
 def _p_value(draws: Mapping[str, np.ndarray], scored: _Scored, name: str, baseline: str | None) -> float | None:
     """Return the p-value that ``name`` beats ``baseline`` on Avg, each its mean over the seeds that both have, or over
     all of its own where they share none. None where a file lacks a test set."""
-    sides = scored.get(name), scored.get(str(baseline))
-    if not all(sides):
-        return None
-    shared = set.intersection(*(set(side or ()) for side in sides))
-    files = [[str(path) for seed, path in (side or {}).items() if not shared or seed in shared] for side in sides]
-    if any(path not in draws for side in files for path in side):
+    sides = [scored.get(name, {}), scored.get(str(baseline), {})]
+    shared = sides[0].keys() & sides[1].keys()
+    files = [[str(path) for seed, path in side.items() if not shared or seed in shared] for side in sides]
+    if not all(files) or any(path not in draws for side in files for path in side):
         return None
     better, base = (np.mean([draws[path] for path in side], axis=0) for side in files)
     return p_value(better, base)

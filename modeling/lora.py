@@ -90,10 +90,9 @@ def merged_weights(backbone: nn.Module) -> dict[str, Tensor]:
     """Return the encoder's weights with the adapters added to them, by the names of the plain encoder.
 
     The encoder itself does not change."""
-    buffers = {name.replace(".base_layer.", "."): value for name, value in backbone.state_dict().items()}
-    return {name: value for name, value in buffers.items() if ".lora_" not in name} | {
-        name: weight.detach() for name, weight in plain_weights(backbone).items()
-    }
+    state = {name.replace(".base_layer.", "."): value for name, value in backbone.state_dict().items()}
+    own = {name: value for name, value in state.items() if ".lora_" not in name}  # with buffers and tied names
+    return own | {name: weight.detach() for name, weight in plain_weights(backbone).items()}
 
 
 def save_adapter(backbone: PreTrainedModel, folder: Path, settings: dict[str, Any]) -> None:

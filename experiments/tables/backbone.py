@@ -1,10 +1,9 @@
 """The table of the plan ``backbone``: what a better masked LM gives each method."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from experiments.starts import METHODS, POOLINGS, read_starts
+from experiments.tables.cells import spread
 
 
 def starts_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
@@ -21,7 +20,7 @@ def starts_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
         cells = [f"{start.steps:,}", f"{start.loss:.2f}", f"{100 * start.accuracy:.1f} %"]
         cells += [f"{start.untrained[name]:.2f}" if name in start.untrained else "–" for name in POOLINGS]
         for name in METHODS:
-            cells += [_spread(start.dev.get(name)), _spread(start.test.get(name))]
+            cells += [spread(start.dev.get(name)), spread(start.test.get(name))]
         body.append(cells)
     counts = sorted({row["n"] for start in starts for row in start.test.values()})
     seeds = (
@@ -33,9 +32,3 @@ def starts_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
         f"STS test sets; Spearman × 100, {seeds}."
     )
     return caption, head, body
-
-
-def _spread(value: Mapping[str, Any] | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value['mean']:.2f}" + (f" ± {value['std']:.2f}" if value["std"] is not None else "")

@@ -56,6 +56,7 @@ from csekit.evaluation.results import read_results
 from csekit.evaluation.sts_data import STS_TASKS
 from experiments.tables.audit import gradients_before_and_after
 from experiments.tables.backbone import starts_table
+from experiments.tables.cells import number, spread
 from experiments.tables.costs import (
     collator_table,
     corpus_table,
@@ -147,7 +148,7 @@ def main_table(summary: Mapping[str, Any]) -> str:
     head = ["", *tasks, "Avg", "STS-B dev", *(["p"] if with_p else []), *(["seeds"] if len(counts) > 1 else [])]
     body = []
     for row in rows.values():
-        cells = [row["title"], *(_spread(row["test"].get(task)) for task in [*tasks, "Avg"]), _spread(row.get("dev"))]
+        cells = [row["title"], *(spread(row["test"].get(task)) for task in [*tasks, "Avg"]), spread(row.get("dev"))]
         cells += [_p_value(row.get("p_value"))] if with_p else []
         cells += [str(len(row["finished_seeds"]))] if len(counts) > 1 else []
         body.append(cells)
@@ -170,17 +171,17 @@ def margin_table(summary: Mapping[str, Any]) -> str:
         head += [f"less {titles[base]}", "p"]
     body = []
     for name, row in spec["rows"].items():
-        cells = [titles[name], _spread(summary["experiments"][name]["test"]["Avg"])]
+        cells = [titles[name], spread(summary["experiments"][name]["test"]["Avg"])]
         for base in row if own else bases:
             margin = row.get(base) or {}
             cells += [titles[base]] if own else []
-            cells += [_spread(margin, sign=True), _p_value(margin.get("p_value"))]
-        body.append([*cells, *([_number(paper.get(name), sign=True)] if paper else [])])
+            cells += [spread(margin, sign=True), _p_value(margin.get("p_value"))]
+        body.append([*cells, *([number(paper.get(name), sign=True)] if paper else [])])
     head += ["paper"] if paper else []
     seeds = sorted({margin["n"] for row in spec["rows"].values() for margin in row.values()})
-    spread = "one seed" if seeds == [1] else f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds"
+    over = "one seed" if seeds == [1] else f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds"
     caption = (
-        f"Avg of the seven STS test sets, less that of the baseline with the same seed; {spread}; p: one-sided paired "
+        f"Avg of the seven STS test sets, less that of the baseline with the same seed; {over}; p: one-sided paired "
         "bootstrap over the test pairs"
     )
     caption += f". Paper: {spec['source']}." if paper else "."
@@ -206,10 +207,10 @@ def ablation_table(summary: Mapping[str, Any], name: str) -> str:
     head += [f"ours, {second['column']}", f"paper, {second['column']}"] if second else []
     body = []
     for row in spec["rows"]:
-        cells = [str(row["label"]), _spread(_row_score(summary, row["trial"]))]
-        cells += [_number(row.get("paper"))] if "source" in spec else []
+        cells = [str(row["label"]), spread(_row_score(summary, row["trial"]))]
+        cells += [number(row.get("paper"))] if "source" in spec else []
         if second:
-            cells += [_number(_second_score(summary, second, row["trial"])), _number(row.get("second"))]
+            cells += [number(_second_score(summary, second, row["trial"])), number(row.get("second"))]
         body.append(cells)
     return "\n".join([_ablation_caption(summary, spec, ours), "", *markdown(head, body)])
 
@@ -394,19 +395,6 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]], words: bool = F
     rows = [[cell.replace("|", "\\|") for cell in row] for row in [head, *body]]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return [lines[0], "|---|" + ("---|" if words else "---:|") * (len(head) - 1), *lines[1:]]
-
-
-def _spread(value: Mapping[str, Any] | None, sign: bool = False) -> str:
-    if not value:
-        return "–"
-    return _number(value["mean"], sign) + (f" ± {value['std']:.2f}" if value.get("std") is not None else "")
-
-
-def _number(value: float | str | None, sign: bool = False) -> str:
-    """Format a number; a paper's ``75.81 ± 0.41`` is text and stays as it is."""
-    if isinstance(value, str):
-        return value
-    return "–" if value is None else f"{value:{'+' if sign else ''}.2f}"
 
 
 def _p_value(value: float | None) -> str:
