@@ -11,6 +11,9 @@ The YAML file has ``starts``, each with the environment variables that its comma
 one seed. It gets a results file of its own: the commands, their wall time and processor time, the largest resident
 memory of a process, and the scores. Runs that have one are left out, so that the same command continues after a kill.
 A way that the seed does not change has ``seeds: false``, and one that needs the encoder of another way runs after it.
+``helpers`` are models that a way needs beside its encoder, such as one that writes questions. Each has ``commands``,
+run once for all starts and seeds in a folder of its own, ``$NAME_HELPER``; a way names those it needs as ``helpers``,
+and its record holds their costs beside its own. ``$REPOSITORY`` is the folder of this repository.
 """
 
 import argparse
@@ -29,6 +32,7 @@ from csekit.encoding.json_files import read_json
 from csekit.encoding.provenance import environment, write_json
 from csekit.encoding.yaml_files import read_yaml
 
+REPOSITORY = Path(__file__).parents[1]
 KEYS = ("title", "starts", "ways", "score", "metrics")
 
 
@@ -55,9 +59,12 @@ def read_domain(path: Path) -> dict[str, Any]:
     missing = [key for key in KEYS if not domain.get(key)]
     if missing:
         raise ValueError(f"{path}: must have {', '.join(KEYS)}; {', '.join(missing)} is missing")
+    helpers = domain.setdefault("helpers", {})
     for name, way in domain["ways"].items():
         if not {"title", "commands", "encoder"} <= way.keys():
             raise ValueError(f"{path}: ways.{name} must have title, commands and encoder, got {', '.join(way)}")
+        if unknown := [helper for helper in way.get("helpers", ()) if helper not in helpers]:
+            raise ValueError(f"{path}: ways.{name}.helpers: {', '.join(unknown)} must be among {', '.join(helpers)}")
     return domain
 
 
@@ -114,19 +121,44 @@ def picked(results: Mapping[str, Any], metrics: Mapping[str, Sequence[str]]) -> 
     return found
 
 
-def follow(domain: Mapping[str, Any], run: Run, root: Path) -> dict[str, Any]:
+def common_variables(domain: Mapping[str, Any], root: Path) -> dict[str, str]:
+    """Return the environment that all commands of a domain have."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    helpers = {f"{as_variable(name)}_HELPER": str(root / "helpers" / name) for name in domain["helpers"]}
+    return {**os.environ, **domain.get("variables", {}), **helpers, "PATH": path, "REPOSITORY": str(REPOSITORY)}
+
+
+def as_variable(name: str) -> str:
+    return name.upper().replace("-", "_")
+
+
+def prepare(domain: Mapping[str, Any], helper: str, root: Path, results: Path) -> dict[str, Any]:
+    """Make a helper, or find it made; return its costs."""
+    folder, target = root / "helpers" / helper, results / "helpers" / f"{helper}.json"
+    text = domain["helpers"][helper]["commands"].strip()
+    if folder.exists() and target.exists() and read_json(target)["commands"] == text:
+        return dict(read_json(target)["costs"])
+    print(f"helper {helper}", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    costs = measure(text, folder, common_variables(domain, root), folder / "log.txt")
+    record = {"schema": 1, "title": domain["helpers"][helper]["title"], "commands": text, "costs": costs}
+    write_json(target, record | {"environment": environment()})
+    return costs
+
+
+def follow(domain: Mapping[str, Any], run: Run, root: Path, target: Path) -> dict[str, Any]:
     """Run the commands of a way and score its encoder; return the record."""
     way, start = domain["ways"][run.way], domain["starts"][run.start]
     folder = root / run.start / run.way / str(run.seed)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    helpers = {name: prepare(domain, name, root, target) for name in way.get("helpers", ())}
     given = {name: os.path.expandvars(str(value)) for name, value in start.get("variables", {}).items()}
-    others = {
-        f"{name.upper().replace('-', '_')}_WAY": str(folder.parents[1] / name / str(run.seed))
-        for name in domain["ways"]
-    }
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {**os.environ, **domain.get("variables", {}), **given, **others, "PATH": path, "SEED": str(run.seed)}
+    others = {f"{as_variable(name)}_WAY": str(folder.parents[1] / name / str(run.seed)) for name in domain["ways"]}
+    variables = {**common_variables(domain, root), **given, **others, "SEED": str(run.seed)}
     text = way["commands"].strip()
     load = os.getloadavg()[0]
     costs = measure(text, folder, variables, folder / "log.txt") if text else None
@@ -143,6 +175,7 @@ def follow(domain: Mapping[str, Any], run: Run, root: Path) -> dict[str, Any]:
         "commands": text,
         "score": domain["score"].strip(),
         "costs": costs,
+        "helpers": helpers,
         "load": round(load, 2),
         "scores": picked(results, domain["metrics"]),
         "checksums": checksums(results),
@@ -186,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         print(f"[{number}/{len(runs)}] {run.name}", flush=True)
         try:
-            record = follow(domain, run, args.folder)
+            record = follow(domain, run, args.folder, args.results_dir)
         except (RuntimeError, ValueError) as error:
             print(f"error: {run.name}: {error}", file=sys.stderr, flush=True)
             failed += 1

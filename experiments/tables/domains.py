@@ -53,12 +53,17 @@ def _spread(values: Sequence[float], form: str = ".2f") -> str:
 
 
 def _minutes(runs: Sequence[Mapping[str, Any]]) -> str:
-    costs = [run["costs"]["cpu_seconds"] / 60 for run in runs if run["costs"] is not None]
+    costs = [sum(each["cpu_seconds"] for each in _costs(run)) / 60 for run in runs if run["costs"] is not None]
     return f"{statistics.fmean(costs):.1f}" if costs else "–"
 
 
+def _costs(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the costs of a way's commands and of its helpers."""
+    return [each for each in (run["costs"], *run.get("helpers", {}).values()) if each is not None]
+
+
 def _caption(domain: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> str:
-    peak = max((file["costs"]["memory"] for file in files if file["costs"] is not None), default=0)
+    peak = max((costs["memory"] for file in files for costs in _costs(file)), default=0)
     memory = f" No process took more than {peak / 1e9:.1f} GB." if peak else ""
     return (
         f"{domain['title']}: scores × 100, mean ± standard deviation where there are several seeds. Processor minutes "

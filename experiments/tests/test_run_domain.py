@@ -78,9 +78,36 @@ def test_a_way_that_fails_is_told_and_the_others_go_on(domain: Path, capsys: pyt
     assert [path.stem for path in (domain.parent / "results/domains/letters").iterdir()] == ["small-none-42"]
 
 
+def test_a_helper_is_made_once_and_its_costs_count(domain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = "python -c 'x = sum(i * i for i in range(3_000_000))'"
+    helped = {"title": "helped", "encoder": "new", "helpers": ["the-writer"]}
+    helped["commands"] = "mkdir new; cp $THE_WRITER_HELPER/score new/score"
+    changed = DOMAIN | {"ways": DOMAIN["ways"] | {"helped": helped}}
+    changed["helpers"] = {"the-writer": {"title": "writes", "commands": f"{work}; echo 7 >> score"}}
+    domain.write_text(yaml.safe_dump(changed, sort_keys=False))
+    assert call(domain, "--ways", "none", "helped", "--seeds", "1", "2") == 0
+    results = domain.parent / "results/domains/letters"
+    records = [json.loads((results / f"small-helped-{seed}.json").read_text()) for seed in (1, 2)]
+    assert [record["scores"] for record in records] == [
+        {"accuracy": 7.0}
+    ] * 2  # a second helper would have written 7 7
+    costs = json.loads((results / "helpers/the-writer.json").read_text())["costs"]
+    assert [record["helpers"] for record in records] == [{"the-writer": costs}] * 2
+    assert costs["cpu_seconds"] > records[0]["costs"]["cpu_seconds"]
+    monkeypatch.setattr(domains, "DOMAINS", domain.parent)
+    cell = render("domains/letters", domain.parent / "results").splitlines()[-1].split(" | ")[4]
+    own = sum(record["costs"]["cpu_seconds"] for record in records) / 2
+    assert cell == f"{(own + costs['cpu_seconds']) / 60:.1f}"
+
+
 @pytest.mark.parametrize(
     ("change", "words", "told"),
     [
+        (
+            {"ways": {"bare": {"title": "x", "commands": "", "encoder": "y", "helpers": ["z"]}}, "helpers": {"w": {}}},
+            [],
+            "ways.bare.helpers: z must be among w",
+        ),
         ({}, ["--ways", "nothing"], "nothing must be among none, more, twice"),
         ({"score": ""}, [], "score is missing"),
         ({"ways": {"bare": {"title": "x"}}}, [], "ways.bare must have title, commands and encoder, got title"),
