@@ -134,7 +134,8 @@ def naive_step(setting: Any, method: str, fields: dict[str, Any]) -> Callable[[l
     )
     generator = None
     if method == "diffcse":
-        generator = AutoModelForMaskedLM.from_pretrained(setting.backbone).to(setting.device).train()
+        generator = AutoModelForMaskedLM.from_pretrained(setting.backbone, dtype=torch.float32)
+        generator.to(setting.device).train()
 
     def loss_of(rows: list[dict[str, Any]]) -> Tensor:
         batch = {name: to_device(value, setting.device) for name, value in collator(rows).items()}

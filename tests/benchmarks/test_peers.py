@@ -42,11 +42,22 @@ def test_naive_losses(
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
 @pytest.mark.parametrize("step", ["sentence_transformers_step", "naive_step"])
 def test_steps_train(
-    script: Callable[[str], ModuleType], masked_lm: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    script: Callable[[str], ModuleType],
+    masked_lm: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    stored: torch.dtype,
 ) -> None:
+    """A checkpoint in 16 bits trains in float32, too."""
     pytest.importorskip("sentence_transformers")
+    if stored != torch.float32:
+        AutoModelForMaskedLM.from_pretrained(masked_lm, dtype=stored).save_pretrained(tmp_path)
+        AutoTokenizer.from_pretrained(masked_lm).save_pretrained(tmp_path)
+        masked_lm = tmp_path
     peers, trained = script("peers"), []
     own = torch.optim.AdamW
 
