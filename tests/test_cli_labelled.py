@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -61,6 +62,22 @@ def test_a_parquet_file_gives_the_same_scores(tmp_path: Path, tiny_folder: Path,
     second = run(*command(tiny_folder, tmp_path / "reviews.parquet", *columns, "--output", tmp_path / "b.json"))
     assert first.exit_code == second.exit_code == 0, first.output + second.output
     assert read_results(tmp_path / "a.json")["clustering"] == read_results(tmp_path / "b.json")["clustering"]
+
+
+def test_an_encoder_whose_weights_lie_in_another_file_is_another_run(
+    tmp_path: Path, tiny_folder: Path, tiny_bert: Any, reviews: Path
+) -> None:
+    """A results file named the weights of ``*.safetensors`` alone: without them it was replaced by any encoder's."""
+    output = tmp_path / "a.json"
+    (tiny_folder / "model.safetensors").unlink()
+    for shift, status in ((0, 0), (0, 0), (0.1, 2)):
+        for parameter in tiny_bert.parameters():
+            parameter.data.add_(shift * torch.randn(parameter.shape))
+        torch.save(tiny_bert.state_dict(), tiny_folder / "pytorch_model.bin")
+        found = run(*command(tiny_folder, reviews, "--points", "0", "--output", output))
+        assert found.exit_code == status, found.output
+    assert "holds the results of another run" in " ".join(found.output.split())
+    assert list(read_results(output)["run"]["weights"]) == ["pytorch_model.bin"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Imports, check_output, one_line_errors, quiet_transformers, table
+from .common import Imports, check_output, identity, one_line_errors, quiet_transformers, table
 
 if TYPE_CHECKING:
     from csekit.encoding import TextEncoder
@@ -185,14 +185,12 @@ def _measure(
 def _write(
     output: Path, path: str, encoder: "TextEncoder", found: dict[str, Any], title: str, seconds: float, overwrite: bool
 ) -> None:
-    from csekit.encoding import checksum, environment
+    from csekit.encoding import environment
     from csekit.evaluation import write_results
 
-    weights = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []
     contents = {name: scores.to_dict() for name, scores in found.items()}
     run = {
-        "encoder": encoder.describe(),
-        "weights": {file.name: checksum(file) for file in weights},
+        **identity(path, encoder),
         "settings": {name: repr(scores.options) for name, scores in found.items()},
         "data": {name: content["checksum"] for name, content in contents.items()},
     }
