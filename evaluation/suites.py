@@ -274,6 +274,19 @@ def load_suites(
     return {name: suite_of(name).load(data_dir, tasks, options) for name, tasks in chosen.items()}
 
 
+def data_checksums(data: Any) -> set[str]:
+    """Return the checksums of a suite's loaded data, as its scores record them; none of mteb's tasks."""
+    parts: Sequence[Any] = ()
+    if isinstance(data, list):
+        parts = data
+    elif isinstance(data, CollectionGroup):
+        parts = data.parts
+    elif isinstance(data, RetrievalData):
+        parts = [data.pairs, *data.collections]
+    own = isinstance(data, Pairs | STSTask | TransferTask | Collection | CollectionGroup)
+    return ({data.checksum()} if own else set()).union(*map(data_checksums, parts))
+
+
 def check_encoder(encoder: Encoder, chosen: Iterable[str]) -> None:
     """Raise ValueError if a suite cannot take an encoder that is fitted on the texts it gets."""
     refused = [name for name in chosen if not suite_of(name).takes_fitted]

@@ -1,3 +1,4 @@
+import re
 import shutil
 import subprocess
 import sys
@@ -177,6 +178,36 @@ def test_own_files_need_no_data_dir(tmp_path: Path, tiny_folder: Path) -> None:
     assert few.exit_code == 2
     assert "classes of at least 10 examples" in few.output
     assert run("eval", "tfidf", "--classification", train, test, "--classification_dev", test).exit_code == 0
+
+
+@pytest.mark.parametrize("kind", ["pairs", "retrieval", "classification", "STS15"])
+def test_other_data_of_the_same_name_never_replace_scores(
+    tmp_path: Path, tiny_folder: Path, small_data: Path, kind: str
+) -> None:
+    """A second ``dev.tsv``, or a second folder ``tiny``, took the place of the first one's scores without a word."""
+    pytest.importorskip("pytrec_eval", reason="needs the extra retrieval")
+    output = tmp_path / "own.json"
+    words = {"pairs": ("--pairs", "NEXT/dev.tsv"), "retrieval": ("--retrieval", "NEXT/tiny")}
+    words |= {"classification": ("--classification", "NEXT/t/train.tsv", "NEXT/t/train.tsv")}
+    words |= {"STS15": ("--tasks", "STS15", "--data_dir", small_data)}
+    for name, animal, status in (("en", "dog", 0), ("same", "dog", 0), ("de", "cat", 2)):
+        folder = tmp_path / name
+        for place in (folder / "tiny", folder / "t"):
+            place.mkdir(parents=True)
+        rows = "".join(f"a {animal}\tthe house {'is ' * i}\t{i}\n" for i in range(4))
+        (folder / "dev.tsv").write_text(f"sentence1\tsentence2\tscore\n{rows}")
+        (folder / "tiny/corpus.jsonl").write_text(f'{{"_id": "d", "text": "the {animal}"}}\n')
+        (folder / "tiny/queries.jsonl").write_text('{"_id": "q", "text": "red"}\n')
+        (folder / "tiny/qrels.tsv").write_text("q\td\t1\n")
+        rows = "".join(f"the {animal} {'is ' * i}\t{i % 2}\n" for i in range(20))
+        (folder / "t/train.tsv").write_text(f"text\tlabel\n{rows}")
+        (small_data / "STS/STS15-en-test/STS.gs.belief.txt").write_text(f"1\n2\n5\n{int(animal == 'cat')}\n")
+        chosen = (str(word).replace("NEXT", str(folder)) for word in words[kind])
+        before = output.read_bytes() if status else b""
+        found = run("eval", "tfidf", *chosen, "--output", output, "--no_progress")
+        assert found.exit_code == status, found.output
+    assert re.search(r"holds \S+ of other data, whose checksum differs", found.output)
+    assert output.read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,14 @@ def _score(
     """Load data, then the encoder; print each suite's scores when it finishes, and write them to ``--output``."""
     from csekit.evaluation.dimensions import cut_encoders
     from csekit.evaluation.suite_results import SuiteResults
-    from csekit.evaluation.suites import check_encoder, load_suites, score_suites, suite_key, suite_settings
+    from csekit.evaluation.suites import (
+        check_encoder,
+        data_checksums,
+        load_suites,
+        score_suites,
+        suite_key,
+        suite_settings,
+    )
 
     outputs, title, overwrite = target
     *whole, sizes = encoder_arguments
@@ -172,8 +179,9 @@ def _score(
     check_encoder(encoder, data)
     cuts: list[Any] = list(cut_encoders(encoder, sizes)) if sizes else [encoder]
     settings = {suite_key(name): suite_settings(name, tasks, options) for name, tasks in chosen.items()}
+    checksums = {suite_key(name): data_checksums(loaded) for name, loaded in data.items()} if outputs else {}
     results = [
-        SuiteResults(file, identity(path, each), each.name, title, settings, overwrite)
+        SuiteResults(file, identity(path, each), each.name, title, settings, overwrite, checksums)
         for file, each in zip(outputs, cuts, strict=False)
     ]
     for name, loaded in data.items():
