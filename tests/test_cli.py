@@ -136,10 +136,25 @@ def test_ranks_over_a_corpus(tmp_path: Path, tiny_folder: Path, small_data: Path
     found = run(*common, "--rank_references", "4", "--rank_share", "0.5", *options)
     assert found.exit_code == 0, found.output
     encoder = read_results(output)["run"]["encoder"]
-    assert encoder["ranks"] == {"corpus": "corpus.txt", "references": 4, "share": 0.5}
+    assert encoder["ranks"].items() >= {"corpus": "corpus.txt", "references": 4, "share": 0.5}.items()
     cut = run(*common, "--truncate_dim", "4", *options)
     assert cut.exit_code == 2
     assert "--truncate_dim must be left out with --rank_corpus" in cut.output
+
+
+@pytest.mark.parametrize("option", ["--whiten", "--rank_corpus"])
+def test_another_corpus_of_the_same_name_is_another_run(
+    tmp_path: Path, tiny_folder: Path, small_data: Path, option: str
+) -> None:
+    """Results files named the corpus, not its content: those of two corpora were mixed in one file."""
+    common = ("--tasks", "STS15", "--data_dir", small_data, "--output", tmp_path / "a.json", "--no_progress")
+    for folder, content, status in (("a", "a dog", 0), ("again", "a dog", 0), ("b", "the cat", 2)):
+        (tmp_path / folder).mkdir()
+        corpus = tmp_path / folder / "corpus.txt"
+        corpus.write_text(f"{content}\nthe cat runs\nblue house\na red ball\n")
+        found = run("eval", tiny_folder, "--pooling", "mean", "--device", "cpu", option, corpus, *common)
+        assert found.exit_code == status, found.output
+    assert "holds the results of another run" in " ".join(found.output.split())
 
 
 def test_own_files_need_no_data_dir(tmp_path: Path, tiny_folder: Path) -> None:
