@@ -193,3 +193,22 @@ def read_similarities(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarra
         return unpack_similarities(data)
     except (KeyError, ValueError, IndexError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{beside}: holds no similarities: {error!r:.200}") from error
+
+
+def added_setting(content: Mapping[str, Any], folder: Path | None) -> str | None:
+    """Return the setting that ``csekit eval`` added to the encoder whose scores a results file holds: ``whitening``,
+    ``ranks`` or ``truncate_dim``; None where the scores are those of the encoder as it lies in its folder.
+
+    Arguments:
+        content: from ``read_results``.
+        folder: the encoder's folder, which may itself cut embeddings. None: ``truncate_dim`` is not compared.
+    """
+    encoder = (content.get("run") or {}).get("encoder")
+    if not isinstance(encoder, Mapping):
+        return None
+    if folder is not None:
+        file = folder / "config_sentence_transformers.json"
+        settings = read_json(file) if file.is_file() else {}
+        if encoder.get("truncate_dim") != (settings.get("truncate_dim") if isinstance(settings, dict) else None):
+            return "truncate_dim"
+    return next((name for name in ("whitening", "ranks") if encoder.get(name)), None)

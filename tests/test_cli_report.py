@@ -243,6 +243,32 @@ def test_scores_of_an_encoder_that_was_replaced_are_left_out(tmp_path: Path, run
     assert found.exit_code == 0 and "transfer.json is left out" in " ".join(found.output.split()), found.output
 
 
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [("--truncate_dim 4", "truncate_dim"), ("--whiten task", "whitening"), ("--rank_corpus CORPUS", "ranks")],
+)
+def test_scores_with_an_option_of_the_evaluation_are_not_the_encoder_s(
+    tmp_path: Path, runs: list[Path], corpus: Path, option: str, named: str
+) -> None:
+    """Scores of cut, whitened or ranked embeddings stood in the run's row, and on its card."""
+    pairs = tmp_path / "dev.tsv"
+    pairs.write_text("sentence1\tsentence2\tscore\na dog\ta cat\t1\na man\tred\t2\nthe tree\ta ball\t5\n")
+    common = ("--pooling", "mean", "--pairs", pairs, "--device", "cpu", "--no_progress")
+    for added, status in (([], 0), (option.replace("CORPUS", str(corpus)).split(), 2)):
+        words = ["eval", runs[0], *common, *added, "--output", runs[0] / "more.json"]
+        assert CliRunner().invoke(main, [str(word) for word in words]).exit_code == 0
+        (written,) = runs[0].glob("more*.json")
+        left_out = [text for text in read_run(runs[0], "a").missing if "left out" in text]
+        told = f"{written.name} is left out: its scores are those of another {named}"
+        assert left_out == ([told] if status else [])
+        setting = {"backbone": "b", "seed": 1, "corpus": {"name": "c"}, "config": {"pooling": "mean"}, "arguments": {}}
+        write_results(runs[0] / "results.json", results_of("simcse", 1.0) | setting, overwrite=True)
+        card = CliRunner().invoke(main, ["card", str(runs[0]), "--scores", str(written)])
+        assert card.exit_code == status, card.output
+        assert (f"they are of another {named}" in " ".join(card.output.split())) == bool(status)
+        written.unlink()
+
+
 def test_retrieval_on_an_own_collection_is_shown(tmp_path: Path, runs: list[Path]) -> None:
     """As ``csekit eval RUN --retrieval FOLDER --output RUN/retrieval.json`` writes it, which the page advises."""
     scores = {"mine": {"metrics": {"ndcg@10": 50.72}, "queries": 5, "documents": 20}}

@@ -9,7 +9,7 @@ from typing import Any
 from csekit.encoding.json_files import read_json
 from csekit.encoding.provenance import weights_of
 from csekit.encoding.schema import check_schema
-from csekit.evaluation.results import FORMAT, read_results
+from csekit.evaluation.results import FORMAT, added_setting, read_results
 from csekit.evaluation.results_schema import TrainerState, check_results
 
 #: Term to its points: (step, value).
@@ -73,7 +73,8 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Read ``results.json`` and take missing sections from the folder's other results files, ordered by name.
 
     Returns:
-        the content, and a sentence for each file that is left out, since its scores are those of other weights.
+        the content, and a sentence for each file that is left out, since its scores are those of other weights or
+        settings.
     """
     main = folder / "results.json"
     content = read_results(main) if main.is_file() else {}
@@ -88,6 +89,9 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
                 weights = weights_of(folder) if theirs and weights is None else weights
                 if theirs and weights and theirs != weights:
                     left_out.append(f"{path.name} is left out: its scores are those of other weights")
+                    continue
+                if added := added_setting(other, folder):
+                    left_out.append(f"{path.name} is left out: its scores are those of another {added}")
                     continue
                 for name, section in _sections(other).items():
                     content[name] = content.get(name) or section
