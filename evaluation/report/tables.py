@@ -127,20 +127,23 @@ def _sts(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
 
 
 def _transfer(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
-    rows: list[tuple[str, str, Scores]] = []
+    """Build a table for each mode: dev accuracies are of training rows, and no paper's table has them."""
+    modes: dict[str, list[tuple[str, str, Scores]]] = {}
     for run in runs:
         scores = run.content.get("transfer")
         if scores:
             tasks = {name: _number(value) for name, value in (scores.get("tasks") or scores).items()}
             tasks.setdefault("Avg", _number(scores.get("avg")))
-            rows.append((run.label, "ours", {name: value for name, value in tasks.items() if value is not None}))
-    if not rows:
-        return []
-    names = dict.fromkeys(name for _, _, scores in rows for name in scores)
-    head = [name for name in (*_TRANSFER, "Avg") if name in names]
-    modes = {str(scores["mode"]) for run in runs if (scores := run.content.get("transfer")) and "mode" in scores}
-    caption = f"Accuracy × 100 of a logistic regression on the frozen embeddings, {' and '.join(sorted(modes))} mode."
-    return [_table("table-transfer", "Transfer", caption, head, rows, _papers("transfer", runs))]
+            row = {name: value for name, value in tasks.items() if value is not None}
+            modes.setdefault(str(scores.get("mode") or "test"), []).append((run.label, "ours", row))
+    tables = []
+    for mode, rows in sorted(modes.items(), reverse=True):
+        names = dict.fromkeys(name for _, _, scores in rows for name in scores)
+        head = [name for name in (*_TRANSFER, "Avg") if name in names]
+        caption = f"Accuracy × 100 of a logistic regression on the frozen embeddings, {mode} mode."
+        title, papers = ("Transfer", _papers("transfer", runs)) if mode == "test" else (f"Transfer, {mode} mode", [])
+        tables.append(_table(f"table-transfer-{mode}", title, caption, head, rows, papers))
+    return tables
 
 
 def _number(value: Any) -> float | None:

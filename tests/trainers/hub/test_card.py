@@ -62,6 +62,17 @@ def test_a_card_without_test_sets_and_with_another_pooling(results: dict[str, An
     assert "dev: stsb_spearman" in card.text
 
 
+def test_dev_accuracies_are_not_published_as_test_accuracies(results: dict[str, Any], tmp_path: Path) -> None:
+    """Those of ``csekit eval --mode dev``, folds of the training side, had the metadata of SentEval's test sides."""
+    transfer = {"tasks": {"MR": {"accuracy": 81.5}}, "avg": None}
+    for mode, named in (("test", True), ("dev", False)):
+        card = ModelCard.load(write_model_card(tmp_path, results | {"transfer": transfer | {"mode": mode}}, ""))
+        assert "| MR | 81.50 |" in card.text
+        assert ("senteval-mr" in {entry.dataset_type for entry in card.data.eval_results}) == named
+        assert ("by SentEval's protocol" in card.text) == named
+        assert ("training sides alone" in card.text) != named
+
+
 @pytest.mark.parametrize("pooling", ["cls", "mean", "mask"])
 def test_the_snippet_for_transformers_pools_as_csekit_does(results: dict[str, Any], pooling: str) -> None:
     template = '"{sentence}" means {mask}.' if pooling == "mask" else None
