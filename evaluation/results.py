@@ -24,8 +24,6 @@ from csekit.evaluation.results_schema import check_results
 FORMAT = 1
 #: Steps of the similarities in files that older versions wrote.
 _STEPS = 65535
-#: Different gold scores that a file can hold.
-_LEVELS = 65536
 
 Similarities = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
@@ -53,12 +51,12 @@ def _plain(value: Any, field: str = "results") -> Any:
 
 def pack_similarities(similarities: Similarities) -> bytes:
     """Return the content of ``NAME.similarities.npz``: at most 6 bytes per pair and 1 kB, some 80 kB for the seven STS
-    sets.
+    sets. With more than 65,536 different gold scores it is 8 bytes per pair, and these scores.
 
     All tasks share one array, and each byte of a number has its own plane: both compress better.
 
     Raises:
-        ValueError: similarities that are not finite, or not one per gold score; over 65,536 different gold scores.
+        ValueError: similarities that are not finite, or not one per gold score.
     """
     found, golds = [], []
     for task, (values, gold) in similarities.items():
@@ -68,8 +66,6 @@ def pack_similarities(similarities: Similarities) -> bytes:
         found.append(values.astype("<f4"))
         golds.append(np.asarray(gold, dtype=np.float64))
     levels, codes = np.unique(np.concatenate(golds), return_inverse=True)
-    if len(levels) > _LEVELS:
-        raise ValueError(f"gold scores must have at most {_LEVELS} different values, got {len(levels)}")
     stream = io.BytesIO()
     np.savez_compressed(
         stream,
@@ -77,7 +73,7 @@ def pack_similarities(similarities: Similarities) -> bytes:
         sizes=np.array([len(gold) for gold in golds]),
         similarities=_planes(np.concatenate(found)),
         levels=levels,
-        gold=_planes(codes.astype("<u2")),
+        gold=_planes(codes.astype("<u2" if len(levels) <= 2**16 else "<u4")),
     )
     return stream.getvalue()
 
@@ -97,7 +93,7 @@ def unpack_similarities(data: bytes) -> dict[str, tuple[np.ndarray, np.ndarray]]
     its task's range."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    gold = arrays["levels"][_joined(arrays["gold"], "<u2")]
+    gold = arrays["levels"][_joined(arrays["gold"], f"<u{len(arrays['gold'])}")]
     parts = np.split(np.arange(len(gold)), np.cumsum(arrays["sizes"])[:-1])
     if "similarities" in arrays:
         similarities = _joined(arrays["similarities"], "<f4").astype(np.float64)

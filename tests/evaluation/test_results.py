@@ -121,6 +121,15 @@ def test_seven_sets_stay_small_and_keep_their_ranks() -> None:
         assert spearman(similarities, gold) == spearman(*runs[name])
 
 
+@pytest.mark.parametrize("levels", [65_536, 65_537])
+def test_every_pair_may_have_its_own_gold_score(levels: int) -> None:
+    """More than 65,536 were refused, when everything was encoded and scored: the scores were not written."""
+    rng = np.random.default_rng(0)
+    gold = rng.permutation(levels) / 7
+    (found,) = unpack_similarities(pack_similarities({"teacher": (rng.uniform(-1, 1, levels), gold)})).values()
+    assert np.array_equal(found[1], gold)
+
+
 def test_files_of_16_bit_steps_are_still_read(tmp_path: Path) -> None:
     """The layout of files written before: steps between the lowest and the highest similarity of a task."""
     runs = {"STS13": values(seed=1)["STS12"], "STS12": values(30)["STS12"]}
