@@ -207,8 +207,13 @@ def own_data(
         classification: train, test and, if wanted, dev file (``load_classification``).
 
     Raises:
-        ValueError: two files or folders of one kind with the same name.
+        ValueError: two files or folders of one kind with the same name, or pairs named as an STS set of ``SUITES``,
+            beside whose similarities a results file holds theirs.
     """
+    taken = {*SUITES["sts"].tasks, *SUITES["dev"].tasks}
+    for file in pairs:
+        if Path(file).stem in taken:
+            raise ValueError(f"{file}: pairs must not be named as one of the sets {sorted(taken)}; rename the file")
     found: list[tuple[str, tuple[str, ...]]] = [(f"pairs:{Path(file).stem}", (str(file),)) for file in pairs]
     found += [(f"retrieval:{Path(folder).resolve().name}", (str(folder),)) for folder in retrieval]
     if classification:
