@@ -97,6 +97,16 @@ def test_errors_are_one_line(tiny_folder: Path, reviews: Path, more: list[str], 
     assert message in found.output
 
 
+@pytest.mark.parametrize("option", ["--output", "--picture"])
+def test_an_output_that_cannot_be_written_is_told_first(tiny_folder: Path, reviews: Path, option: str) -> None:
+    """It was told once everything was encoded, clustered and mapped, and the scores were lost."""
+    name = "a.json" if option == "--output" else "a.png"
+    found = run(*command(tiny_folder, reviews, option, reviews / name))
+    assert found.exit_code == 2
+    assert found.output.startswith("error: ") and f"{reviews} is a file" in " ".join(found.output.split())
+    assert "V-measure" not in found.output
+
+
 def test_a_file_needs_two_labels(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "one.tsv").write_text("text\tlabel\na\tx\nb\tx\n")
     found = run(*command(tiny_folder, tmp_path / "one.tsv"))

@@ -68,15 +68,15 @@ def geometry(
         if output is not None and output.suffix != ".json":
             raise ValueError(f"--output must end in .json, got {output.name!r}")
         _check_picture(picture, labelled, points, colour)
+        for file in filter(None, (output, picture)):
+            check_output(file)
         target = (output, title, overwrite)
         if labelled is not None:
-            file = (labelled, text_column, label_column)
+            source = (labelled, text_column, label_column)
             shape = {"points": points, "point_clusters": point_clusters, "perplexity": perplexity, "seed": seed}
-            return _score_labelled(path, file, shape, (pooling, device), target, (picture, colour))
+            return _score_labelled(path, source, shape, (pooling, device), target, (picture, colour))
         if data_dir is None:
             raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the data")
-        if output is not None:
-            check_output(output)
         quiet_transformers()
         from csekit.encoding import load_encoder
         from csekit.evaluation import ClusteringOptions, GeometryOptions
