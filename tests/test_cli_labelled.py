@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from csekit.cli import main
-from csekit.evaluation import read_results
+from csekit.evaluation import read_results, write_results
 
 LABELS = ("neg", "pos")
 TEXTS = [f"the {('dog', 'tree')[i % 2]} {'is ' * (i // 2)}" for i in range(40)]
@@ -52,6 +52,20 @@ def test_a_labelled_file_gives_scores_and_a_picture(tmp_path: Path, tiny_folder:
     drawn = run("figures", "labelled-labels", "--results", tmp_path / "results", "--output", tmp_path / "pictures")
     assert drawn.exit_code == 0, drawn.output
     assert (tmp_path / "pictures/labelled-labels.png").is_file()
+
+
+def test_two_encoders_of_one_title_do_not_share_a_picture(tmp_path: Path) -> None:
+    """The title is the folder's last part: of two runs ``encoder`` a picture showed one, without a word."""
+    folder = tmp_path / "results/evaluation/geometry"
+    scores = {"alignment": 0.2, "uniformity": -2.0, "mean_cosine": 0.5, "effective_rank": 9.0, "spearman": 70.0}
+    for name, title in (("a", "encoder"), ("b", "encoder")):
+        write_results(folder / f"{name}.json", {"title": title, "geometry": {"set": "STS-B test", **scores}})
+    words = ("figures", "alignment-uniformity", "--results", tmp_path / "results", "--output", tmp_path)
+    found = run(*words)
+    assert found.exit_code == 2, found.output
+    assert "b.json: title must not be that of a.json, got 'encoder'" in " ".join(found.output.split())
+    write_results(folder / "b.json", {"title": "other", "geometry": {"set": "STS-B test", **scores}}, overwrite=True)
+    assert run(*words).exit_code == 0
 
 
 def test_a_parquet_file_gives_the_same_scores(tmp_path: Path, tiny_folder: Path, reviews: Path) -> None:
