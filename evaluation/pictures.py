@@ -95,11 +95,13 @@ def draw(
 
 
 def _of_one_set(contents: Iterable[Mapping[str, Any]]) -> str:
-    """Return the set that all were measured on. Raises ValueError for several sets."""
-    sets = sorted({content["geometry"]["set"] for content in contents})
-    if len(sets) > 1:
-        raise ValueError(f"geometry results must be of one set to share a picture, got {' and '.join(sets)}")
-    return str(sets[0])
+    """Return the set that all were measured on. Raises ValueError for several sets, thresholds or text forms."""
+    found = [content["geometry"] for content in contents]
+    for name in ("set", "threshold", "text_form"):
+        values = sorted({str(geometry.get(name)) for geometry in found})
+        if len(values) > 1:
+            raise ValueError(f"geometry results must be of one {name} to share a picture, got {' and '.join(values)}")
+    return str(found[0]["set"])
 
 
 def _check_titles(files: Mapping[Path, Mapping[str, Any]]) -> None:

@@ -68,6 +68,18 @@ def test_two_encoders_of_one_title_do_not_share_a_picture(tmp_path: Path) -> Non
     assert run(*words).exit_code == 0
 
 
+@pytest.mark.parametrize(("name", "values"), [("threshold", (4.0, 3.0)), ("text_form", ("raw", "tokenized"))])
+def test_encoders_in_a_picture_are_measured_alike(tmp_path: Path, name: str, values: tuple[Any, Any]) -> None:
+    """Alignment of the pairs above 4 stood beside that of the pairs above 3, though a table refuses them."""
+    scores = {"alignment": 0.2, "uniformity": -2.0, "mean_cosine": 0.5, "effective_rank": 9.0, "spearman": 70.0}
+    for value in values:
+        geometry = {"set": "STS-B test", "threshold": 4.0, "text_form": "raw", **scores, name: value}
+        write_results(tmp_path / f"{value}.json", {"title": str(value), "geometry": geometry})
+    found = run("figures", "alignment-uniformity", "--results", tmp_path, "--output", tmp_path)
+    assert found.exit_code == 2, found.output
+    assert f"must be of one {name} to share a picture, got" in " ".join(found.output.split())
+
+
 def test_a_parquet_file_gives_the_same_scores(tmp_path: Path, tiny_folder: Path, reviews: Path) -> None:
     table = pyarrow.table({"review": TEXTS, "stars": [LABELS[i % 2] for i in range(len(TEXTS))]})
     pyarrow.parquet.write_table(table, tmp_path / "reviews.parquet")
