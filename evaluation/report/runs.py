@@ -16,7 +16,9 @@ from csekit.evaluation.results_schema import TrainerState, check_results
 Curves = dict[str, list[tuple[float, float]]]
 
 #: Sections that other commands write: their results files may lie beside the run's own.
-_SECTIONS = ("test", "transfer", "retrieval", "geometry", "clustering", "classification")
+_SECTIONS = ("test", "transfer", "retrieval", "pairs", "geometry", "clustering", "classification")
+#: Those that hold the scores of several data by name, which several files may add to.
+_BY_NAME = ("retrieval", "pairs")
 
 
 @dataclass(frozen=True)
@@ -94,16 +96,19 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
                     left_out.append(f"{path.name} is left out: its scores are those of another {added}")
                     continue
                 for name, section in _sections(other).items():
-                    content[name] = content.get(name) or section
+                    held = content.get(name) or {}
+                    content[name] = {**section, **held} if name in _BY_NAME else held or section
     return content, left_out
 
 
 def _sections(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of a results file that a report shows; ``retrieval:NAME`` is a part of ``retrieval``."""
+    """Return the sections of a results file that a report shows; ``retrieval:NAME`` is a part of ``retrieval``, and
+    ``pairs:NAME`` of ``pairs``."""
     found = {name: content[name] for name in _SECTIONS if content.get(name)}
-    own = [section for name, section in content.items() if name.startswith("retrieval:")]
-    if own:
-        found["retrieval"] = {**(found.get("retrieval") or {}), **{k: v for part in own for k, v in part.items()}}
+    for name, section in content.items():
+        kind, _, own = name.partition(":")
+        if own and kind in _BY_NAME:
+            found[kind] = {**(found.get(kind) or {}), **(section["tasks"] if kind == "pairs" else section)}
     return found
 
 

@@ -133,6 +133,7 @@ def test_missing_parts_say_so(tmp_path: Path) -> None:
     assert "Without such scores: encoder." in page
     (left_out,) = re.findall(r"Not on this page: (.*)\.</p>", page)
     assert [part.split(" (")[0] for part in left_out.split("; ")] == [
+        "pairs scores",
         "transfer scores",
         "retrieval scores",
         "geometry scores",
