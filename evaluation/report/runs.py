@@ -18,7 +18,7 @@ Curves = dict[str, list[tuple[float, float]]]
 #: Sections that other commands write: their results files may lie beside the run's own.
 _SECTIONS = ("test", "transfer", "retrieval", "pairs", "geometry", "clustering", "classification")
 #: Those that hold the scores of several data by name, which several files may add to.
-_BY_NAME = ("retrieval", "pairs")
+BY_NAME = ("retrieval", "pairs")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read_run(path: str | Path, label: str) -> ReportRun:
     path = Path(path)
     if path.is_file():
         content = read_results(path)
-        return _gathered(label, None, content | _sections(content), [])
+        return _gathered(label, None, content | shown_sections(content), [])
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such run folder or results file")
     has_encoder = any((path / name).is_file() for name in ("modules.json", "config.json", "training/config.json"))
@@ -80,7 +80,7 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """
     main = folder / "results.json"
     content = read_results(main) if main.is_file() else {}
-    content |= _sections(content)
+    content |= shown_sections(content)
     weights, left_out = None, []
     for path in sorted(folder.glob("*.json")):
         if path != main:
@@ -95,19 +95,19 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
                 if added := added_setting(other, folder):
                     left_out.append(f"{path.name} is left out: its scores are those of another {added}")
                     continue
-                for name, section in _sections(other).items():
+                for name, section in shown_sections(other).items():
                     held = content.get(name) or {}
-                    content[name] = {**section, **held} if name in _BY_NAME else held or section
+                    content[name] = {**section, **held} if name in BY_NAME else held or section
     return content, left_out
 
 
-def _sections(content: Mapping[str, Any]) -> dict[str, Any]:
+def shown_sections(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections of a results file that a report shows; ``retrieval:NAME`` is a part of ``retrieval``, and
     ``pairs:NAME`` of ``pairs``."""
     found = {name: content[name] for name in _SECTIONS if content.get(name)}
     for name, section in content.items():
         kind, _, own = name.partition(":")
-        if own and kind in _BY_NAME:
+        if own and kind in BY_NAME:
             found[kind] = {**(found.get(kind) or {}), **(section["tasks"] if kind == "pairs" else section)}
     return found
 

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from csekit.encoding.provenance import weights_of, write_atomically
 from csekit.encoding.schema import Schema, check_schema
 from csekit.encoding.yaml_files import read_yaml
+from csekit.evaluation.report.runs import BY_NAME, shown_sections
 from csekit.evaluation.results import added_setting, read_results
 from csekit.evaluation.results_schema import CardResults
 from csekit.modeling import METHODS
@@ -262,7 +263,9 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
                 f"{file}: the scores must be those of the run's encoder, whose pooling is "
                 f"{results['config']['pooling']!r}, got {pooling!r}"
             )
-        results |= {key: found[key] for key in SUITES if key in found}
+        shown = shown_sections(found)
+        for key in SUITES.keys() & shown.keys():
+            results[key] = {**(results.get(key) or {}), **shown[key]} if key in BY_NAME else shown[key]
     return results
 
 

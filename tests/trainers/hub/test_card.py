@@ -193,6 +193,19 @@ def test_card_command(run: Path, tmp_path: Path) -> None:
     assert "must be the results of a training run" in " ".join(call(scores, "-o", tmp_path / "x.md").output.split())
 
 
+def test_scores_on_an_own_collection_are_on_the_card(run: Path, tmp_path: Path) -> None:
+    """``csekit eval --retrieval FOLDER`` has a key of its own for each: ``--scores`` left them out without a word."""
+    stsb = {"STS-B, 97 queries": {"metrics": {"recall@1": 60.5}, "queries": 97, "documents": 2758}}
+    mine = {"mine": {"metrics": {"ndcg@10": 50.72}, "queries": 5, "documents": 20}}
+    words = ["card", str(run)]
+    for name, content in (("a", {"retrieval:mine": mine}), ("b", {"retrieval": stsb})):
+        words += ["--scores", str(write_results(tmp_path / f"{name}.json", content))]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    card = (run / "README.md").read_text()
+    assert "| mine | ndcg@10 | 50.72 |" in card and "| STS-B, 97 queries | recall@1 | 60.50 |" in card
+
+
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
