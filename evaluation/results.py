@@ -28,14 +28,14 @@ _STEPS = 65535
 Similarities = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
-def _plain(value: Any, field: str = "results") -> Any:
+def plain(value: Any, field: str = "results") -> Any:
     """Convert NumPy values to Python's and nan to null. Raises ValueError for an absolute path."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, f"{field}.{key}") for key, item in value.items()}
+        return {str(key): plain(item, f"{field}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{field}[{i}]") for i, item in enumerate(value)]
+        return [plain(item, f"{field}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, np.ndarray):
-        return _plain(value.tolist(), field)
+        return plain(value.tolist(), field)
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
@@ -132,7 +132,7 @@ def write_results(
     path = Path(path)
     if path.suffix != ".json":
         raise ValueError(f"path must end in .json, got {path.name!r}")
-    content = {**_plain(results), "format": FORMAT}
+    content = {**plain(results), "format": FORMAT}
     if path.exists() and not overwrite:
         old = read_results(path)
         same_run = "run" in content and content["run"] == old.get("run")

@@ -137,6 +137,9 @@ def test_ranks_over_a_corpus(tmp_path: Path, tiny_folder: Path, small_data: Path
     assert found.exit_code == 0, found.output
     encoder = read_results(output)["run"]["encoder"]
     assert encoder["ranks"].items() >= {"corpus": "corpus.txt", "references": 4, "share": 0.5}.items()
+    for _ in range(2):  # a file holds six digits: the second call took itself for another run's
+        thirds = run(*common, "--rank_share", str(1 / 3), *options[:-1], tmp_path / "thirds.json")
+        assert thirds.exit_code == 0, thirds.output
     cut = run(*common, "--truncate_dim", "4", *options)
     assert cut.exit_code == 2
     assert "--truncate_dim must be left out with --rank_corpus" in cut.output
