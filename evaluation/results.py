@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from csekit.encoding.json_files import read_json
-from csekit.encoding.provenance import write_atomically
+from csekit.encoding.provenance import write_together
 from csekit.evaluation.results_schema import check_results
 
 FORMAT = 1
@@ -138,15 +138,16 @@ def write_results(
         same_run = "run" in content and content["run"] == old.get("run")
         if not same_run and {**old, "similarities": None} != {**content, "similarities": None}:
             raise FileExistsError(f"{path}: holds the results of another run; choose another name or say overwrite")
+    files: dict[Path, bytes] = {}
     if similarities is not None:
         data = pack_similarities(similarities)
-        write_atomically(similarities_path(path), data)
+        files[similarities_path(path)] = data
         content["similarities"] = {
             "file": similarities_path(path).name,
             "sha256": hashlib.sha256(data).hexdigest(),
         }
     text = json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomically(path, (text + "\n").encode("utf-8"))
+    write_together({**files, path: (text + "\n").encode("utf-8")})
     return path
 
 

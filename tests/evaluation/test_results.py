@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from pathlib import Path
@@ -63,6 +64,26 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) ->
         write_results(path, {**RUN, "seconds": 3})
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_disk_that_is_full_after_the_similarities_leaves_both_old_files(tmp_path: Path, monkeypatch: Any) -> None:
+    """The similarities were replaced and the scores were not: the file could be compared and added to no more."""
+    path = write_results(tmp_path / "a.json", RUN, values())
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def full(handle: int) -> None:
+        synced.append(handle)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, "no space")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"a\.json: no space left on the disk"):
+        write_results(path, {**RUN, "seconds": 3}, values(seed=1))
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert list(read_similarities(path)) == ["STS12"]
 
 
 @pytest.mark.parametrize(
