@@ -162,7 +162,10 @@ def _parquet_rows(path: Path, text: str, label: str) -> list[tuple[str, str]]:
     rows = []
     for number, (words, name) in enumerate(zip(table[text], table[label], strict=True), 1):
         for field, value, kinds in (("text", words, (str,)), ("label", name, (str, int))):
-            if not isinstance(value, kinds) or not str(value).strip():
+            if value is not None and not isinstance(value, kinds):
+                wanted = "text" if kinds == (str,) else "text or a whole number"
+                raise ValueError(f"{path}, row {number}, field {field}: must be {wanted}, got {value!r:.80}")
+            if value is None or not str(value).strip():
                 raise ValueError(f"{path}, row {number}, field {field}: must not be empty, got {value!r}")
         rows.append((normal(words), str(name).strip()))
     return rows

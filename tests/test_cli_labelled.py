@@ -140,15 +140,24 @@ def test_a_file_needs_two_labels(tiny_folder: Path, tmp_path: Path) -> None:
     assert "one.tsv, field label ('label'): must hold at least two labels, got 1" in found.output
 
 
-@pytest.mark.parametrize("broken", ["no column", "empty text", "no parquet"])
+@pytest.mark.parametrize("broken", ["no column", "empty text", "null label", "label of another type", "no parquet"])
 def test_a_broken_parquet_file_is_named(tiny_folder: Path, tmp_path: Path, broken: str) -> None:
     path = tmp_path / "a.parquet"
-    rows = {"text": ["a", ""], "label": [0, 1]} if broken == "empty text" else {"words": ["a"], "label": [0]}
-    pyarrow.parquet.write_table(pyarrow.table(rows), path)
+    rows = {
+        "empty text": {"text": ["a", ""], "label": [0, 1]},
+        "null label": {"text": ["a", "b"], "label": [0, None]},
+        "label of another type": {"text": ["a", "b"], "label": [0.5, 1.5]},
+    }
+    pyarrow.parquet.write_table(pyarrow.table(rows.get(broken, {"words": ["a"], "label": [0]})), path)
     if broken == "no parquet":
         path.write_text("text")
     found = run(*command(tiny_folder, path))
-    messages = {"no column": "text must be one of the columns", "empty text": "row 2, field text: must not be empty"}
+    messages = {
+        "no column": "text must be one of the columns",
+        "empty text": "row 2, field text: must not be empty",
+        "null label": "row 2, field label: must not be empty, got None",
+        "label of another type": "row 1, field label: must be text or a whole number, got 0.5",  # "must not be empty"
+    }
     assert found.exit_code == 2
     assert found.output.startswith(f"error: {path}")
     assert messages.get(broken, "not readable as parquet") in found.output
