@@ -205,9 +205,12 @@ def test_other_data_of_the_same_name_never_replace_scores(
     """A second ``dev.tsv``, or a second folder ``tiny``, took the place of the first one's scores without a word."""
     pytest.importorskip("pytrec_eval", reason="needs the extra retrieval")
     output = tmp_path / "own.json"
-    words = {"pairs": ("--pairs", "NEXT/dev.tsv"), "retrieval": ("--retrieval", "NEXT/tiny")}
-    words |= {"classification": ("--classification", "NEXT/t/train.tsv", "NEXT/t/train.tsv")}
-    words |= {"STS15": ("--tasks", "STS15", "--data_dir", small_data)}
+    words: dict[str, tuple[str | Path, ...]] = {
+        "pairs": ("--pairs", "NEXT/dev.tsv"),
+        "retrieval": ("--retrieval", "NEXT/tiny"),
+        "classification": ("--classification", "NEXT/t/train.tsv", "NEXT/t/train.tsv"),
+        "STS15": ("--tasks", "STS15", "--data_dir", small_data),
+    }
     for name, animal, status in (("en", "dog", 0), ("same", "dog", 0), ("de", "cat", 2)):
         folder = tmp_path / name
         for place in (folder / "tiny", folder / "t"):
