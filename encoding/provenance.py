@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -125,28 +126,44 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         OSError: among others, the disk is full; the message names file and free space, and an older file stays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for draft in path.parent.glob(f".{glob.escape(path.name)}.*.draft"):
-        with suppress(OSError):
-            if _is_left(draft):
-                draft.unlink()
-    temporary, owner = None, f".{_host()}-{os.getpid()}.draft"
+    write_together({path: data})
+
+
+def write_together(files: Mapping[Path, bytes]) -> None:
+    """Write files as ``write_atomically`` does. Each is on the disk before the first is renamed, so that a full disk
+    leaves all older files. Raises OSError: as ``write_atomically``."""
+    drafts: list[str] = []
+    path = next(iter(files))
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=owner)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        for path, data in files.items():
+            drafts.append(_draft(path))
+            with open(drafts[-1], "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(drafts[-1], 0o644)
+        for path, draft in zip(files, drafts, strict=True):
+            os.replace(draft, path)
     except BaseException as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        for draft in drafts:
+            Path(draft).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in _FULL:
             free = shutil.disk_usage(path.parent).free / 1e6
             limit = " (File too large for a limit)" if error.errno == errno.EFBIG else ""
             raise OSError(f"{path}: no space left on the disk, {free:,.1f} MB free{limit}") from error
         raise
+
+
+def _draft(path: Path) -> str:
+    """Make an empty file with a temporary name beside a file, and delete drafts that were left there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*.draft"):
+        with suppress(OSError):
+            if _is_left(draft):
+                draft.unlink()
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=f".{_host()}-{os.getpid()}.draft")
+    os.close(handle)
+    return name
 
 
 def _host() -> str:

@@ -29,7 +29,7 @@ class Schema(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
 
-def check_schema(schema: type[Schema], value: Any, where: object) -> None:
+def check_schema(schema: type[BaseModel], value: Any, where: object) -> None:
     """Check a value.
 
     Arguments:

@@ -23,6 +23,7 @@ from csekit.encoding.folders import metadata_folder, model_name
 from csekit.encoding.pooled import PooledOutput
 from csekit.encoding.pretrained import embedding_rows, load_tokenizer, load_transformer
 from csekit.evaluation.pairs import normal, read_lines
+from csekit.evaluation.score_file import corpus_digest
 from csekit.modeling.tokenization import own_template, sentence_frame
 
 #: Eigenvalues of the covariance below this share of the largest are rounding errors; their directions are dropped.
@@ -136,7 +137,9 @@ class Whitening(TextEncoder):
         return Whitening(self.encoder, texts, self.dim, self.fitted_on)
 
     def describe(self) -> dict[str, Any]:
-        return {**self.encoder.describe(), "whitening": {"fitted_on": self.fitted_on, "dim": self.dim}}
+        fitted = {"fitted_on": self.fitted_on, "dim": self.dim}
+        fitted |= {} if self.corpus is None else {"sha256": corpus_digest(self.corpus)}
+        return {**self.encoder.describe(), "whitening": fitted}
 
 
 def whitening(embeddings_NH: np.ndarray, dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -130,6 +130,9 @@ def bootstrap_averages(
 
 
 def _summary(a: float, b: float, draws_a_R: np.ndarray, draws_b_R: np.ndarray) -> Difference:
+    """Return the difference with its interval; all nan where one side has no correlation."""
+    if np.isnan(a - b):
+        return Difference(100 * a, 100 * b, *[float("nan")] * 4)
     low, high = 100 * np.percentile(draws_a_R - draws_b_R, [2.5, 97.5])
     return Difference(100 * a, 100 * b, 100 * (a - b), float(low), float(high), p_value(draws_a_R, draws_b_R))
 

@@ -48,9 +48,10 @@ def draw_pairs(
     distinct = list(dict.fromkeys(normal(text) for text in check_texts(sentences)))
     if n < 3:
         raise ValueError(f"n must be at least 3, the fewest pairs that a dev set can hold, got {n}")
-    if len(distinct) * (len(distinct) - 1) // 2 < n:
-        raise ValueError(f"{n} pairs need more than {len(distinct)} distinct sentences")
     drawn = draw_sentences(distinct, pool, seed)
+    if len(drawn) * (len(drawn) - 1) // 2 < n:
+        kept = "" if len(drawn) == len(distinct) else f" of {len(distinct)}: raise the pool"
+        raise ValueError(f"{n} pairs need more than {len(drawn)} distinct sentences{kept}")
     rng = np.random.default_rng(seed)
     embeddings_NH = embed(encoder, drawn, progress)
     first_P, second_P = _candidates(embeddings_NH, rng, neighbors, partners, n)
@@ -71,9 +72,9 @@ def draw_pairs(
 def _candidates(
     embeddings_NH: np.ndarray, rng: np.random.Generator, neighbors: int, partners: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct candidate pairs i < j, (P,) each; all pairs if the pool is small."""
+    """Return the distinct candidate pairs i < j, (P,) each; all pairs if the pool is small or gives fewer than n."""
     size = len(embeddings_NH)
-    if size <= neighbors + partners or size * (neighbors + partners) // 2 < n:
+    if size <= neighbors + partners:
         return np.triu_indices(size, 1)
     near = without_own(*search_blocks(embeddings_NH, [embeddings_NH], neighbors + 1), np.arange(size))[1]
     far = rng.integers(0, size, size=(size, partners))
@@ -81,7 +82,8 @@ def _candidates(
     first = np.repeat(np.arange(size), neighbors + partners)
     codes = np.unique(np.minimum(first, second) * size + np.maximum(first, second))
     first, second = codes // size, codes % size
-    return first[first != second], second[first != second]
+    first, second = first[first != second], second[first != second]
+    return (first, second) if len(first) >= n else np.triu_indices(size, 1)
 
 
 def _spread(cosines_P: np.ndarray, first_P: np.ndarray, second_P: np.ndarray, n: int) -> np.ndarray:

@@ -52,10 +52,13 @@ class MTEBEncoder:
             ``TextEncoder``, else a unique id, so that mteb never returns another encoder's scores.
 
     Raises:
-        ValueError: a name without ``/``.
+        ValueError: a name without ``/``, or an encoder that is fitted on the texts it gets: mteb encodes the texts of
+            a task in several calls.
     """
 
     def __init__(self, encoder: Encoder, name: str | None = None, revision: str | None = None) -> None:
+        if getattr(encoder, "fits_texts", False):
+            raise ValueError("encoder must not be fitted on the texts it gets, since mteb splits the texts of a task")
         self.encoder = encoder
         if name is None:
             own = getattr(encoder, "name", None) or getattr(encoder, "__name__", None) or type(encoder).__name__
@@ -130,8 +133,11 @@ class MTEBEncoder:
 
 def fingerprint(encoder: TextEncoder) -> str:
     """Return the sha256 of an encoder's weights and of the settings that change its embeddings."""
-    settings = {**encoder.describe(), "lowercase": encoder.lowercase}
-    content = json.dumps({**settings, "weights": weights_digest(encoder.model)}, sort_keys=True)
+    inner = encoder  # whitened, ranked and cut embeddings are those of another encoder
+    while isinstance(wrapped := getattr(inner, "encoder", None), TextEncoder):
+        inner = wrapped
+    settings = {**encoder.describe(), "lowercase": inner.lowercase}
+    content = json.dumps({**settings, "weights": weights_digest(inner.model)}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from csekit.encoding.encoder import Encoder, check_texts, embed
 from csekit.evaluation.pairs import normal
-from csekit.evaluation.search import BLOCK_DOCUMENTS, search_blocks, without_own
+from csekit.evaluation.search import BLOCK_DOCUMENTS, search_blocks
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def nearest_neighbors(
     sentences = list(dict.fromkeys(normal(text) for text in check_texts(corpus)))
     asked = [normal(text) for text in check_texts(queries)]
     position = {text: i for i, text in enumerate(sentences)}
-    exclude = None if keep_equal else np.array([position.get(text, -1) for text in asked])
-    if len(sentences) < 2 and exclude is not None:
+    own = [-1 if keep_equal else position.get(text, -1) for text in asked]
+    if len(sentences) < 2 and not keep_equal:
         raise ValueError(f"corpus must hold at least 2 distinct sentences, got {len(sentences)}")
     texts = list(dict.fromkeys([*sentences, *asked]))
     rows = {text: i for i, text in enumerate(texts)}
@@ -77,14 +77,15 @@ def nearest_neighbors(
         scores, index = search_blocks(
             embeddings[[rows[text] for text in asked]],
             [embeddings[: len(sentences)]],
-            k if exclude is None else k + 1,
+            k if keep_equal else k + 1,
             block_documents=block_size,
         )
-        if exclude is not None:
-            scores, index = without_own(scores, index, exclude)
-        rows_found = zip(index, scores.tolist(), strict=True)
+        rows_found = zip(index.tolist(), scores.tolist(), own, strict=True)
         sides.append(
-            [tuple(Neighbor(sentences[j], value) for j, value in zip(*row, strict=True)) for row in rows_found]
+            [
+                tuple(Neighbor(sentences[j], value) for j, value in zip(*row, strict=True) if j != left_out)[:k]
+                for *row, left_out in rows_found
+            ]
         )
     return [QueryNeighbors(query, tuple(found)) for query, *found in zip(asked, *sides, strict=True)]
 

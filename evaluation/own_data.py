@@ -82,7 +82,7 @@ def load_classification(
     """Load labelled texts as a transfer task, for ``evaluate_transfer``.
 
     A file is TSV or CSV with a header and the columns ``text`` and ``label``, or ``sentence1``, ``sentence2`` and
-    ``label`` for pairs. Labels are any strings.
+    ``label`` for pairs. The training file says which; labels are any strings.
 
     Arguments:
         dev: chooses the classifier's C. None: 10 folds of the training file do.
@@ -93,7 +93,8 @@ def load_classification(
         ValueError: names file, line and field: what ``read_columns`` raises, or a label that no training row has.
     """
     files = {"train": Path(train), "dev": None if dev is None else Path(dev), "test": Path(test)}
-    rows = {side: _labelled(path) for side, path in files.items() if path is not None}
+    names = ("sentence1", "sentence2") if "sentence1" in header(train) else ("text",)
+    rows = {side: _labelled(path, names) for side, path in files.items() if path is not None}
     classes = {label: i for i, label in enumerate(sorted({label for _, label, _ in rows["train"]}))}
     splits = {}
     for side, found in rows.items():
@@ -111,9 +112,8 @@ def classification_name(train: str | Path) -> str:
     return path.parent.name if path.stem == "train" else path.stem
 
 
-def _labelled(path: Path) -> list[tuple[Sequence[str], str, str]]:
-    """Read (texts, label, place in the file) of each row."""
-    names = ("sentence1", "sentence2") if "sentence1" in header(path) else ("text",)
+def _labelled(path: Path, names: Sequence[str]) -> list[tuple[Sequence[str], str, str]]:
+    """Read (texts of these columns, label, place in the file) of each row."""
     rows = read_columns(path, {name: name for name in (*names, "label")})
     if not rows:
         raise ValueError(f"{path}: must hold labelled rows, the file has a header only")
@@ -162,7 +162,10 @@ def _parquet_rows(path: Path, text: str, label: str) -> list[tuple[str, str]]:
     rows = []
     for number, (words, name) in enumerate(zip(table[text], table[label], strict=True), 1):
         for field, value, kinds in (("text", words, (str,)), ("label", name, (str, int))):
-            if not isinstance(value, kinds) or not str(value).strip():
+            if value is not None and not isinstance(value, kinds):
+                wanted = "text" if kinds == (str,) else "text or a whole number"
+                raise ValueError(f"{path}, row {number}, field {field}: must be {wanted}, got {value!r:.80}")
+            if value is None or not str(value).strip():
                 raise ValueError(f"{path}, row {number}, field {field}: must not be empty, got {value!r}")
         rows.append((normal(words), str(name).strip()))
     return rows

@@ -37,6 +37,10 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.sentences1)
 
+    def checksum(self) -> str:
+        """Return the sha256 of sentences and scores."""
+        return digest([self])
+
 
 def digest(subsets: Sequence[Pairs]) -> str:
     """Return the sha256 of sentences and scores: equal for equal pairs, independent of the file's layout."""

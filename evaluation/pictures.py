@@ -34,6 +34,7 @@ def geometry_files(results_dir: Path) -> dict[Path, dict[str, Any]]:
 
     Raises:
         NoResults: there are none.
+        ValueError: a file that cannot be read, or two of one title.
     """
     read = {path: read_results(path) for path in _files(results_dir, GEOMETRY)}
     found = {path: content for path, content in read.items() if "geometry" in content}
@@ -41,6 +42,7 @@ def geometry_files(results_dir: Path) -> dict[Path, dict[str, Any]]:
         raise NoResults(f"{Path(results_dir) / GEOMETRY}: holds no results (run csekit geometry first)")
     for path, content in found.items():
         check_schema(GeometryResults, content, path)
+    _check_titles(found)
     return dict(sorted(found.items(), key=lambda item: item[1]["geometry"]["spearman"]))
 
 
@@ -93,11 +95,23 @@ def draw(
 
 
 def _of_one_set(contents: Iterable[Mapping[str, Any]]) -> str:
-    """Return the set that all were measured on. Raises ValueError for several sets."""
-    sets = sorted({content["geometry"]["set"] for content in contents})
-    if len(sets) > 1:
-        raise ValueError(f"geometry results must be of one set to share a picture, got {' and '.join(sets)}")
-    return str(sets[0])
+    """Return the set that all were measured on. Raises ValueError for several sets, thresholds or text forms."""
+    found = [content["geometry"] for content in contents]
+    for name in ("set", "threshold", "text_form"):
+        values = sorted({str(geometry.get(name)) for geometry in found})
+        if len(values) > 1:
+            raise ValueError(f"geometry results must be of one {name} to share a picture, got {' and '.join(values)}")
+    return str(found[0]["set"])
+
+
+def _check_titles(files: Mapping[Path, Mapping[str, Any]]) -> None:
+    """Raise ValueError for two files of one title: a picture names encoders by it and would show one of them."""
+    known: dict[str, Path] = {}
+    for path, content in files.items():
+        if (other := known.setdefault(content["title"], path)) != path:
+            raise ValueError(
+                f"{path}: title must not be that of {other.name}, got {content['title']!r} (csekit geometry --title)"
+            )
 
 
 def cosine_by_rating(results_dir: Path) -> "Figure":
@@ -129,16 +143,18 @@ def labelled_maps(results_dir: Path, by: str) -> "Figure":
 
     Raises:
         NoResults: there are none.
-        ValueError: they are of several labelled files.
+        ValueError: they are of several labelled files, or two have one title.
     """
     folder = Path(results_dir) / LABELLED
-    read = [read_results(path) for path in _files(results_dir, LABELLED)]
-    contents = [content for content in read if "clustering" in content and "geometry" not in content]
+    read = {path: read_results(path) for path in _files(results_dir, LABELLED)}
+    found = {path: each for path, each in read.items() if "clustering" in each and "geometry" not in each}
+    contents = list(found.values())
     if not contents:
         raise NoResults(f"{folder}: holds no results (run csekit geometry --labelled FILE first)")
     sets = sorted({content["clustering"]["set"] for content in contents})
     if len(sets) > 1:
         raise ValueError(f"{folder} must hold results of one labelled file, got {' and '.join(sets)}")
+    _check_titles(found)
     maps = _titled_maps(sorted(contents, key=lambda content: float(content["clustering"]["v_measure"])))
     if not maps:
         raise NoResults(f"{folder}: no results with a map (run csekit geometry --labelled FILE with --points above 0)")

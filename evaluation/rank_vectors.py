@@ -12,6 +12,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from csekit.encoding.encoder import TextEncoder, check_texts, embed
+from csekit.evaluation.score_file import corpus_digest
 
 #: Texts whose ranks are computed at a time.
 BLOCK = 256
@@ -80,7 +81,7 @@ class RankEncoder(TextEncoder):
 
     def describe(self) -> dict[str, Any]:
         ranks = {"corpus": self.corpus_name, "references": len(self.references), "share": self.share}
-        return {**self.encoder.describe(), "ranks": ranks}
+        return {**self.encoder.describe(), "ranks": {**ranks, "sha256": corpus_digest(self.references)}}
 
 
 def unit(vectors_NH: np.ndarray) -> np.ndarray:

@@ -18,26 +18,24 @@ from typing import Any
 import numpy as np
 
 from csekit.encoding.json_files import read_json
-from csekit.encoding.provenance import write_atomically
+from csekit.encoding.provenance import write_together
 from csekit.evaluation.results_schema import check_results
 
 FORMAT = 1
 #: Steps of the similarities in files that older versions wrote.
 _STEPS = 65535
-#: Different gold scores that a file can hold.
-_LEVELS = 65536
 
 Similarities = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
-def _plain(value: Any, field: str = "results") -> Any:
+def plain(value: Any, field: str = "results") -> Any:
     """Convert NumPy values to Python's and nan to null. Raises ValueError for an absolute path."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, f"{field}.{key}") for key, item in value.items()}
+        return {str(key): plain(item, f"{field}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{field}[{i}]") for i, item in enumerate(value)]
+        return [plain(item, f"{field}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, np.ndarray):
-        return _plain(value.tolist(), field)
+        return plain(value.tolist(), field)
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
@@ -53,12 +51,12 @@ def _plain(value: Any, field: str = "results") -> Any:
 
 def pack_similarities(similarities: Similarities) -> bytes:
     """Return the content of ``NAME.similarities.npz``: at most 6 bytes per pair and 1 kB, some 80 kB for the seven STS
-    sets.
+    sets. With more than 65,536 different gold scores it is 8 bytes per pair, and these scores.
 
     All tasks share one array, and each byte of a number has its own plane: both compress better.
 
     Raises:
-        ValueError: similarities that are not finite, or not one per gold score; over 65,536 different gold scores.
+        ValueError: similarities that are not finite, or not one per gold score.
     """
     found, golds = [], []
     for task, (values, gold) in similarities.items():
@@ -68,8 +66,6 @@ def pack_similarities(similarities: Similarities) -> bytes:
         found.append(values.astype("<f4"))
         golds.append(np.asarray(gold, dtype=np.float64))
     levels, codes = np.unique(np.concatenate(golds), return_inverse=True)
-    if len(levels) > _LEVELS:
-        raise ValueError(f"gold scores must have at most {_LEVELS} different values, got {len(levels)}")
     stream = io.BytesIO()
     np.savez_compressed(
         stream,
@@ -77,7 +73,7 @@ def pack_similarities(similarities: Similarities) -> bytes:
         sizes=np.array([len(gold) for gold in golds]),
         similarities=_planes(np.concatenate(found)),
         levels=levels,
-        gold=_planes(codes.astype("<u2")),
+        gold=_planes(codes.astype("<u2" if len(levels) <= 2**16 else "<u4")),
     )
     return stream.getvalue()
 
@@ -97,7 +93,7 @@ def unpack_similarities(data: bytes) -> dict[str, tuple[np.ndarray, np.ndarray]]
     its task's range."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    gold = arrays["levels"][_joined(arrays["gold"], "<u2")]
+    gold = arrays["levels"][_joined(arrays["gold"], f"<u{len(arrays['gold'])}")]
     parts = np.split(np.arange(len(gold)), np.cumsum(arrays["sizes"])[:-1])
     if "similarities" in arrays:
         similarities = _joined(arrays["similarities"], "<f4").astype(np.float64)
@@ -136,21 +132,22 @@ def write_results(
     path = Path(path)
     if path.suffix != ".json":
         raise ValueError(f"path must end in .json, got {path.name!r}")
-    content = {**_plain(results), "format": FORMAT}
+    content = {**plain(results), "format": FORMAT}
     if path.exists() and not overwrite:
         old = read_results(path)
         same_run = "run" in content and content["run"] == old.get("run")
         if not same_run and {**old, "similarities": None} != {**content, "similarities": None}:
             raise FileExistsError(f"{path}: holds the results of another run; choose another name or say overwrite")
+    files: dict[Path, bytes] = {}
     if similarities is not None:
         data = pack_similarities(similarities)
-        write_atomically(similarities_path(path), data)
+        files[similarities_path(path)] = data
         content["similarities"] = {
             "file": similarities_path(path).name,
             "sha256": hashlib.sha256(data).hexdigest(),
         }
     text = json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomically(path, (text + "\n").encode("utf-8"))
+    write_together({**files, path: (text + "\n").encode("utf-8")})
     return path
 
 
@@ -193,3 +190,22 @@ def read_similarities(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarra
         return unpack_similarities(data)
     except (KeyError, ValueError, IndexError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{beside}: holds no similarities: {error!r:.200}") from error
+
+
+def added_setting(content: Mapping[str, Any], folder: Path | None) -> str | None:
+    """Return the setting that ``csekit eval`` added to the encoder whose scores a results file holds: ``whitening``,
+    ``ranks`` or ``truncate_dim``; None where the scores are those of the encoder as it lies in its folder.
+
+    Arguments:
+        content: from ``read_results``.
+        folder: the encoder's folder, which may itself cut embeddings. None: ``truncate_dim`` is not compared.
+    """
+    encoder = (content.get("run") or {}).get("encoder")
+    if not isinstance(encoder, Mapping):
+        return None
+    if folder is not None:
+        file = folder / "config_sentence_transformers.json"
+        settings = read_json(file) if file.is_file() else {}
+        if encoder.get("truncate_dim") != (settings.get("truncate_dim") if isinstance(settings, dict) else None):
+            return "truncate_dim"
+    return next((name for name in ("whitening", "ranks") if encoder.get(name)), None)

@@ -5,7 +5,7 @@ Further fields are allowed, and every field may be missing or null unless anothe
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, StringConstraints
+from pydantic import AfterValidator, BaseModel, RootModel, StringConstraints
 
 from csekit.encoding.schema import Count, Number, Schema, check_schema
 
@@ -40,6 +40,20 @@ class _Collection(Schema):
     metrics: dict[Metric, Number | None]
     queries: Count | None = None
     documents: Count | None = None
+
+
+class _PairTask(Schema):
+    spearman: Number | None
+    pearson: Number | None
+    n: Count
+
+
+class _Pairs(Schema):
+    tasks: dict[str, _PairTask]
+
+
+class _Collections(RootModel[dict[str, _Collection]]):
+    pass
 
 
 class _Point(Schema):
@@ -189,7 +203,15 @@ class TrainerState(Schema):
     log_history: list[_Point]
 
 
+#: The scores of own data, by the kind in their key ``KIND:NAME``.
+_OWN: dict[str, type[BaseModel]] = {"pairs": _Pairs, "retrieval": _Collections, "classification": _Transfer}
+
+
 def check_results(content: Any, where: object) -> None:
     """Check the fields of a results file. Raises ValueError that names file and field."""
     of_a_run = isinstance(content, dict) and content.get("method") is not None
     check_schema(RunResults if of_a_run else Results, content, where)
+    for name, section in content.items():
+        kind, _, own = name.partition(":")
+        if own and kind in _OWN:
+            check_schema(_OWN[kind], section, f"{where}, {name}")

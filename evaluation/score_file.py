@@ -64,7 +64,8 @@ class ScoreFile:
 
     @classmethod
     def resume(cls, path: str | Path, origin: Mapping[str, Any]) -> "ScoreFile | None":
-        """Read an unfinished file; None if there is none.
+        """Read an unfinished file; None if there is none. A part of ``origin`` that the file does not name, as those
+        of earlier versions, is not compared.
 
         Raises:
             ValueError: the file has another origin, or was changed.
@@ -76,9 +77,9 @@ class ScoreFile:
             return None
         begun, pairs = _begun(beside)
         for name, value in origin.items():
-            if begun.get(name) != value:
+            if begun.get(name, value) != value:
                 raise ValueError(
-                    f"{path}: begun with {name} {begun.get(name)!r}, got {value!r}; give that one or another --output"
+                    f"{path}: begun with {name} {begun[name]!r}, got {value!r}; give that one or another --output"
                 )
         file = cls(path, pairs, [None] * len(pairs), begun)
         file._read()

@@ -1,11 +1,12 @@
 """Grow a results file by suites: keep what it holds, and write the scores of each suite when it finishes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from csekit.encoding.provenance import environment
-from csekit.evaluation.results import read_results, read_similarities, write_results
+from csekit.evaluation.results import plain, read_results, read_similarities, write_results
 
 
 class SuiteResults:
@@ -21,9 +22,11 @@ class SuiteResults:
         title: title of its row in tables. None: the file's, or the name.
         settings: key to settings of the suites to come.
         overwrite: start the file anew.
+        data: key to the checksums of the suites' data (``suites.data_checksums``).
 
     Raises:
-        FileExistsError: the file is of another encoder, or holds one of these suites with other settings.
+        FileExistsError: the file is of another encoder, or holds one of these suites with other settings or of other
+            data.
         ValueError: not a results file.
     """
 
@@ -35,8 +38,9 @@ class SuiteResults:
         title: str | None,
         settings: Mapping[str, Mapping[str, Any]],
         overwrite: bool = False,
+        data: Mapping[str, Set[str]] = MappingProxyType({}),
     ) -> None:
-        self.path, self.settings = Path(path), settings
+        self.path, self.settings, self.data = Path(path), settings, data
         if self.path.suffix != ".json":
             raise ValueError(f"--output must end in .json, got {self.path.name!r}")
         self._content: dict[str, Any] = {"title": name, "suites": {}, "seconds": {}}
@@ -47,13 +51,19 @@ class SuiteResults:
 
     def _resume(self, run: Mapping[str, Any]) -> None:
         old = read_results(self.path)
-        if old.get("run") != run:
+        if old.get("run") != plain(run):
             raise FileExistsError(f"{self.path}: holds the results of another run; choose another name or --overwrite")
         for key, settings in self.settings.items():
             held = ((old.get("suites") or {}).get(key) or {}).get("settings")
             if held is not None and held != settings:
                 raise FileExistsError(
                     f"{self.path}: holds {key} with {held}, now it is {dict(settings)}; choose another name or "
+                    "--overwrite"
+                )
+        for key, checksums in self.data.items():
+            if checksums and not _checksums(old.get(key)) <= checksums:
+                raise FileExistsError(
+                    f"{self.path}: holds {key} of other data, whose checksum differs; choose another name or "
                     "--overwrite"
                 )
         if old.pop("similarities", None):
@@ -71,3 +81,11 @@ class SuiteResults:
         if hasattr(scores, "similarities"):
             self._similarities |= scores.similarities()
         return write_results(self.path, self._content, self._similarities or None, overwrite=True)
+
+
+def _checksums(section: Any) -> set[str]:
+    """Return the checksums of data in a section of a results file, at any depth."""
+    if not isinstance(section, Mapping):
+        return set()
+    own = {section["checksum"]} if isinstance(section.get("checksum"), str) else set()
+    return own.union(*(_checksums(value) for value in section.values()))

@@ -207,8 +207,13 @@ def own_data(
         classification: train, test and, if wanted, dev file (``load_classification``).
 
     Raises:
-        ValueError: two files or folders of one kind with the same name.
+        ValueError: two files or folders of one kind with the same name, or pairs named as an STS set of ``SUITES``,
+            beside whose similarities a results file holds theirs.
     """
+    taken = {*SUITES["sts"].tasks, *SUITES["dev"].tasks}
+    for file in pairs:
+        if Path(file).stem in taken:
+            raise ValueError(f"{file}: pairs must not be named as one of the sets {sorted(taken)}; rename the file")
     found: list[tuple[str, tuple[str, ...]]] = [(f"pairs:{Path(file).stem}", (str(file),)) for file in pairs]
     found += [(f"retrieval:{Path(folder).resolve().name}", (str(folder),)) for folder in retrieval]
     if classification:
@@ -272,6 +277,19 @@ def load_suites(
     """
     options = options or SuiteOptions()
     return {name: suite_of(name).load(data_dir, tasks, options) for name, tasks in chosen.items()}
+
+
+def data_checksums(data: Any) -> set[str]:
+    """Return the checksums of a suite's loaded data, as its scores record them; none of mteb's tasks."""
+    parts: Sequence[Any] = ()
+    if isinstance(data, list):
+        parts = data
+    elif isinstance(data, CollectionGroup):
+        parts = data.parts
+    elif isinstance(data, RetrievalData):
+        parts = [data.pairs, *data.collections]
+    own = isinstance(data, Pairs | STSTask | TransferTask | Collection | CollectionGroup)
+    return ({data.checksum()} if own else set()).union(*map(data_checksums, parts))
 
 
 def check_encoder(encoder: Encoder, chosen: Iterable[str]) -> None:

@@ -43,9 +43,11 @@ def dev_score(result: Mapping[str, Any] | None) -> float | None:
 
 
 def test_scores(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return one number a test set (``all``), then ``Avg``; nothing where the test sets were not scored."""
+    """Return one number a test set (``all``), then ``Avg``; nothing where the test sets were not scored. A set without
+    a correlation, since all texts have one vector, is left out, and with it Avg."""
     test = result.get("test") or {}
-    scores = {name: float(value["all"]) for name, value in (test.get("tasks") or {}).items()}
+    tasks = (test.get("tasks") or {}).items()
+    scores = {name: float(value["all"]) for name, value in tasks if value["all"] is not None}
     return {**scores, "Avg": float(test["avg"])} if test.get("avg") is not None else scores
 
 
@@ -71,7 +73,7 @@ def summarise(records: TrialRecords, resample: Resample | None = None) -> dict[s
     plan = records.plan
     experiments = {name: _summary(experiment, records) for name, experiment in plan.experiments.items()}
     scored = {name: files for name, each in plan.experiments.items() if (files := _scored(each, records))}
-    stored = {str(path): [path] for files in scored.values() for path in files.values() if _has_similarities(path)}
+    stored = {str(path): [path] for files in scored.values() for path in files.values() if _has_average(path)}
     draws = resample(stored) if resample is not None and (plan.baseline or plan.margins) else {}
     for name in scored if plan.baseline in scored else ():
         if resample is not None and name != plan.baseline:
@@ -183,8 +185,10 @@ def _scored(experiment: Experiment, records: TrialRecords) -> dict[int | None, P
     }
 
 
-def _has_similarities(path: Path) -> bool:
-    return bool((load(path) or {}).get("similarities"))
+def _has_average(path: Path) -> bool:
+    """Say whether a file has Avg, and the similarities that it can be resampled from."""
+    content = load(path) or {}
+    return bool(content.get("similarities")) and "Avg" in test_scores(content)
 
 
 def _result(records: TrialRecords, trial: Trial) -> dict[str, Any] | None:

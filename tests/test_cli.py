@@ -1,3 +1,4 @@
+import re
 import shutil
 import subprocess
 import sys
@@ -135,10 +136,28 @@ def test_ranks_over_a_corpus(tmp_path: Path, tiny_folder: Path, small_data: Path
     found = run(*common, "--rank_references", "4", "--rank_share", "0.5", *options)
     assert found.exit_code == 0, found.output
     encoder = read_results(output)["run"]["encoder"]
-    assert encoder["ranks"] == {"corpus": "corpus.txt", "references": 4, "share": 0.5}
+    assert encoder["ranks"].items() >= {"corpus": "corpus.txt", "references": 4, "share": 0.5}.items()
+    for _ in range(2):  # a file holds six digits: the second call took itself for another run's
+        thirds = run(*common, "--rank_share", str(1 / 3), *options[:-1], tmp_path / "thirds.json")
+        assert thirds.exit_code == 0, thirds.output
     cut = run(*common, "--truncate_dim", "4", *options)
     assert cut.exit_code == 2
     assert "--truncate_dim must be left out with --rank_corpus" in cut.output
+
+
+@pytest.mark.parametrize("option", ["--whiten", "--rank_corpus"])
+def test_another_corpus_of_the_same_name_is_another_run(
+    tmp_path: Path, tiny_folder: Path, small_data: Path, option: str
+) -> None:
+    """Results files named the corpus, not its content: those of two corpora were mixed in one file."""
+    common = ("--tasks", "STS15", "--data_dir", small_data, "--output", tmp_path / "a.json", "--no_progress")
+    for folder, content, status in (("a", "a dog", 0), ("again", "a dog", 0), ("b", "the cat", 2)):
+        (tmp_path / folder).mkdir()
+        corpus = tmp_path / folder / "corpus.txt"
+        corpus.write_text(f"{content}\nthe cat runs\nblue house\na red ball\n")
+        found = run("eval", tiny_folder, "--pooling", "mean", "--device", "cpu", option, corpus, *common)
+        assert found.exit_code == status, found.output
+    assert "holds the results of another run" in " ".join(found.output.split())
 
 
 def test_own_files_need_no_data_dir(tmp_path: Path, tiny_folder: Path) -> None:
@@ -177,6 +196,39 @@ def test_own_files_need_no_data_dir(tmp_path: Path, tiny_folder: Path) -> None:
     assert few.exit_code == 2
     assert "classes of at least 10 examples" in few.output
     assert run("eval", "tfidf", "--classification", train, test, "--classification_dev", test).exit_code == 0
+
+
+@pytest.mark.parametrize("kind", ["pairs", "retrieval", "classification", "STS15"])
+def test_other_data_of_the_same_name_never_replace_scores(
+    tmp_path: Path, tiny_folder: Path, small_data: Path, kind: str
+) -> None:
+    """A second ``dev.tsv``, or a second folder ``tiny``, took the place of the first one's scores without a word."""
+    pytest.importorskip("pytrec_eval", reason="needs the extra retrieval")
+    output = tmp_path / "own.json"
+    words: dict[str, tuple[str | Path, ...]] = {
+        "pairs": ("--pairs", "NEXT/dev.tsv"),
+        "retrieval": ("--retrieval", "NEXT/tiny"),
+        "classification": ("--classification", "NEXT/t/train.tsv", "NEXT/t/train.tsv"),
+        "STS15": ("--tasks", "STS15", "--data_dir", small_data),
+    }
+    for name, animal, status in (("en", "dog", 0), ("same", "dog", 0), ("de", "cat", 2)):
+        folder = tmp_path / name
+        for place in (folder / "tiny", folder / "t"):
+            place.mkdir(parents=True)
+        rows = "".join(f"a {animal}\tthe house {'is ' * i}\t{i}\n" for i in range(4))
+        (folder / "dev.tsv").write_text(f"sentence1\tsentence2\tscore\n{rows}")
+        (folder / "tiny/corpus.jsonl").write_text(f'{{"_id": "d", "text": "the {animal}"}}\n')
+        (folder / "tiny/queries.jsonl").write_text('{"_id": "q", "text": "red"}\n')
+        (folder / "tiny/qrels.tsv").write_text("q\td\t1\n")
+        rows = "".join(f"the {animal} {'is ' * i}\t{i % 2}\n" for i in range(20))
+        (folder / "t/train.tsv").write_text(f"text\tlabel\n{rows}")
+        (small_data / "STS/STS15-en-test/STS.gs.belief.txt").write_text(f"1\n2\n5\n{int(animal == 'cat')}\n")
+        chosen = (str(word).replace("NEXT", str(folder)) for word in words[kind])
+        before = output.read_bytes() if status else b""
+        found = run("eval", "tfidf", *chosen, "--output", output, "--no_progress")
+        assert found.exit_code == status, found.output
+    assert re.search(r"holds \S+ of other data, whose checksum differs", found.output)
+    assert output.read_bytes() == before
 
 
 @pytest.mark.parametrize(

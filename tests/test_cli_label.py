@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import select
@@ -53,6 +54,22 @@ def test_score_skip_back_quit_and_go_on(corpus: Path, tiny_folder: Path) -> None
     assert pairs.scores.tolist() == [5, 4.25, 0, 2, 2, 2]
     assert len({frozenset(pair) for pair in zip(pairs.sentences1, pairs.sentences2, strict=True)}) == 6
     assert run(*words).output.count(" > ") == 0  # all done: nothing is asked
+
+
+@pytest.mark.parametrize(("option", "value"), [("--pooling", "cls"), ("--max_length", "4")])
+def test_a_begun_file_has_the_encoder_that_it_was_begun_with(
+    corpus: Path, tiny_folder: Path, option: str, value: str
+) -> None:
+    """The options were not read: the pairs of the first encoder went on as those of the second."""
+    words = command(corpus, tiny_folder)
+    assert run(*words, keys="1\nq\n").exit_code == 0
+    found = run(*words, option, value, keys="2\n")
+    assert found.exit_code == 2 and f"begun with {option[2:]} " in found.output, found.output
+    beside = corpus.parent / "dev.pairs.json"
+    begun = json.loads(beside.read_text())
+    begun["origin"] = {name: word for name, word in begun["origin"].items() if name not in ("pooling", "max_length")}
+    beside.write_text(json.dumps(begun))  # as earlier versions wrote it
+    assert "1 of 6 pairs are scored already" in run(*words, keys="q\n").output
 
 
 def test_back_at_the_first_pair(corpus: Path, tiny_folder: Path) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from csekit.cli import main
-from csekit.evaluation import read_results
+from csekit.evaluation import read_results, write_results
 
 LABELS = ("neg", "pos")
 TEXTS = [f"the {('dog', 'tree')[i % 2]} {'is ' * (i // 2)}" for i in range(40)]
@@ -53,6 +54,32 @@ def test_a_labelled_file_gives_scores_and_a_picture(tmp_path: Path, tiny_folder:
     assert (tmp_path / "pictures/labelled-labels.png").is_file()
 
 
+def test_two_encoders_of_one_title_do_not_share_a_picture(tmp_path: Path) -> None:
+    """The title is the folder's last part: of two runs ``encoder`` a picture showed one, without a word."""
+    folder = tmp_path / "results/evaluation/geometry"
+    scores = {"alignment": 0.2, "uniformity": -2.0, "mean_cosine": 0.5, "effective_rank": 9.0, "spearman": 70.0}
+    for name, title in (("a", "encoder"), ("b", "encoder")):
+        write_results(folder / f"{name}.json", {"title": title, "geometry": {"set": "STS-B test", **scores}})
+    words = ("figures", "alignment-uniformity", "--results", tmp_path / "results", "--output", tmp_path)
+    found = run(*words)
+    assert found.exit_code == 2, found.output
+    assert "b.json: title must not be that of a.json, got 'encoder'" in " ".join(found.output.split())
+    write_results(folder / "b.json", {"title": "other", "geometry": {"set": "STS-B test", **scores}}, overwrite=True)
+    assert run(*words).exit_code == 0
+
+
+@pytest.mark.parametrize(("name", "values"), [("threshold", (4.0, 3.0)), ("text_form", ("raw", "tokenized"))])
+def test_encoders_in_a_picture_are_measured_alike(tmp_path: Path, name: str, values: tuple[Any, Any]) -> None:
+    """Alignment of the pairs above 4 stood beside that of the pairs above 3, though a table refuses them."""
+    scores = {"alignment": 0.2, "uniformity": -2.0, "mean_cosine": 0.5, "effective_rank": 9.0, "spearman": 70.0}
+    for value in values:
+        geometry = {"set": "STS-B test", "threshold": 4.0, "text_form": "raw", **scores, name: value}
+        write_results(tmp_path / f"{value}.json", {"title": str(value), "geometry": geometry})
+    found = run("figures", "alignment-uniformity", "--results", tmp_path, "--output", tmp_path)
+    assert found.exit_code == 2, found.output
+    assert f"must be of one {name} to share a picture, got" in " ".join(found.output.split())
+
+
 def test_a_parquet_file_gives_the_same_scores(tmp_path: Path, tiny_folder: Path, reviews: Path) -> None:
     table = pyarrow.table({"review": TEXTS, "stars": [LABELS[i % 2] for i in range(len(TEXTS))]})
     pyarrow.parquet.write_table(table, tmp_path / "reviews.parquet")
@@ -61,6 +88,22 @@ def test_a_parquet_file_gives_the_same_scores(tmp_path: Path, tiny_folder: Path,
     second = run(*command(tiny_folder, tmp_path / "reviews.parquet", *columns, "--output", tmp_path / "b.json"))
     assert first.exit_code == second.exit_code == 0, first.output + second.output
     assert read_results(tmp_path / "a.json")["clustering"] == read_results(tmp_path / "b.json")["clustering"]
+
+
+def test_an_encoder_whose_weights_lie_in_another_file_is_another_run(
+    tmp_path: Path, tiny_folder: Path, tiny_bert: Any, reviews: Path
+) -> None:
+    """A results file named the weights of ``*.safetensors`` alone: without them it was replaced by any encoder's."""
+    output = tmp_path / "a.json"
+    (tiny_folder / "model.safetensors").unlink()
+    for shift, status in ((0, 0), (0, 0), (0.1, 2)):
+        for parameter in tiny_bert.parameters():
+            parameter.data.add_(shift * torch.randn(parameter.shape))
+        torch.save(tiny_bert.state_dict(), tiny_folder / "pytorch_model.bin")
+        found = run(*command(tiny_folder, reviews, "--points", "0", "--output", output))
+        assert found.exit_code == status, found.output
+    assert "holds the results of another run" in " ".join(found.output.split())
+    assert list(read_results(output)["run"]["weights"]) == ["pytorch_model.bin"]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +123,16 @@ def test_errors_are_one_line(tiny_folder: Path, reviews: Path, more: list[str], 
     assert message in found.output
 
 
+@pytest.mark.parametrize("option", ["--output", "--picture"])
+def test_an_output_that_cannot_be_written_is_told_first(tiny_folder: Path, reviews: Path, option: str) -> None:
+    """It was told once everything was encoded, clustered and mapped, and the scores were lost."""
+    name = "a.json" if option == "--output" else "a.png"
+    found = run(*command(tiny_folder, reviews, option, reviews / name))
+    assert found.exit_code == 2
+    assert found.output.startswith("error: ") and f"{reviews} is a file" in " ".join(found.output.split())
+    assert "V-measure" not in found.output
+
+
 def test_a_file_needs_two_labels(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "one.tsv").write_text("text\tlabel\na\tx\nb\tx\n")
     found = run(*command(tiny_folder, tmp_path / "one.tsv"))
@@ -87,15 +140,24 @@ def test_a_file_needs_two_labels(tiny_folder: Path, tmp_path: Path) -> None:
     assert "one.tsv, field label ('label'): must hold at least two labels, got 1" in found.output
 
 
-@pytest.mark.parametrize("broken", ["no column", "empty text", "no parquet"])
+@pytest.mark.parametrize("broken", ["no column", "empty text", "null label", "label of another type", "no parquet"])
 def test_a_broken_parquet_file_is_named(tiny_folder: Path, tmp_path: Path, broken: str) -> None:
     path = tmp_path / "a.parquet"
-    rows = {"text": ["a", ""], "label": [0, 1]} if broken == "empty text" else {"words": ["a"], "label": [0]}
-    pyarrow.parquet.write_table(pyarrow.table(rows), path)
+    rows = {
+        "empty text": {"text": ["a", ""], "label": [0, 1]},
+        "null label": {"text": ["a", "b"], "label": [0, None]},
+        "label of another type": {"text": ["a", "b"], "label": [0.5, 1.5]},
+    }
+    pyarrow.parquet.write_table(pyarrow.table(rows.get(broken, {"words": ["a"], "label": [0]})), path)
     if broken == "no parquet":
         path.write_text("text")
     found = run(*command(tiny_folder, path))
-    messages = {"no column": "text must be one of the columns", "empty text": "row 2, field text: must not be empty"}
+    messages = {
+        "no column": "text must be one of the columns",
+        "empty text": "row 2, field text: must not be empty",
+        "null label": "row 2, field label: must not be empty, got None",
+        "label of another type": "row 1, field label: must be text or a whole number, got 0.5",  # "must not be empty"
+    }
     assert found.exit_code == 2
     assert found.output.startswith(f"error: {path}")
     assert messages.get(broken, "not readable as parquet") in found.output

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from csekit.cli import main
 from csekit.encoding.provenance import weights_of
-from csekit.evaluation import SearchData, build_report, read_run, write_report, write_results
+from csekit.evaluation import SearchData, build_report, read_results, read_run, write_report, write_results
 from csekit.evaluation.report.page import quantise
 
 SENTENCES = ["the man plays guitar", "the dog runs fast", "a red ball", "the house is slow", "a woman sings", "a tree"]
@@ -243,6 +243,61 @@ def test_scores_of_an_encoder_that_was_replaced_are_left_out(tmp_path: Path, run
     assert found.exit_code == 0 and "transfer.json is left out" in " ".join(found.output.split()), found.output
 
 
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [("--truncate_dim 4", "truncate_dim"), ("--whiten task", "whitening"), ("--rank_corpus CORPUS", "ranks")],
+)
+def test_scores_with_an_option_of_the_evaluation_are_not_the_encoder_s(
+    tmp_path: Path, runs: list[Path], corpus: Path, option: str, named: str
+) -> None:
+    """Scores of cut, whitened or ranked embeddings stood in the run's row, and on its card."""
+    pairs = tmp_path / "dev.tsv"
+    pairs.write_text("sentence1\tsentence2\tscore\na dog\ta cat\t1\na man\tred\t2\nthe tree\ta ball\t5\n")
+    common = ("--pooling", "mean", "--pairs", pairs, "--device", "cpu", "--no_progress")
+    for added, status in (([], 0), (option.replace("CORPUS", str(corpus)).split(), 2)):
+        words = ["eval", runs[0], *common, *added, "--output", runs[0] / "more.json"]
+        assert CliRunner().invoke(main, [str(word) for word in words]).exit_code == 0
+        (written,) = runs[0].glob("more*.json")
+        left_out = [text for text in read_run(runs[0], "a").missing if "left out" in text]
+        told = f"{written.name} is left out: its scores are those of another {named}"
+        assert left_out == ([told] if status else [])
+        setting = {"backbone": "b", "seed": 1, "corpus": {"name": "c"}, "config": {"pooling": "mean"}, "arguments": {}}
+        write_results(runs[0] / "results.json", results_of("simcse", 1.0) | setting, overwrite=True)
+        card = CliRunner().invoke(main, ["card", str(runs[0]), "--scores", str(written)])
+        assert card.exit_code == status, card.output
+        assert (f"they are of another {named}" in " ".join(card.output.split())) == bool(status)
+        written.unlink()
+
+
+def test_own_pairs_are_shown(tmp_path: Path, runs: list[Path]) -> None:
+    """As ``csekit eval RUN --pairs FILE --output RUN/pairs.json`` writes them: the page said "no scores"."""
+    rows = {
+        "dev": "a dog\ta cat\t1\na man\tred\t2\nthe tree\ta ball\t5\n",
+        "labelled": "a dog\ta cat\t1\na man\tred\t0\nthe tree\ta ball\t1\n",
+    }
+    files = [tmp_path / f"{name}.tsv" for name in rows]
+    for file, text in zip(files, rows.values(), strict=True):
+        file.write_text(f"sentence1\tsentence2\tscore\n{text}")
+    for folder, other in zip(runs, ("5", "4"), strict=True):
+        for i, file in enumerate(files):
+            file.write_text(file.read_text().replace("\t5\n", f"\t{other}\n"))
+            words = ["eval", folder, "--pooling", "mean", "--pairs", file, "--output", folder / f"own-{i}.json"]
+            assert CliRunner().invoke(main, [str(word) for word in (*words, "--no_progress")]).exit_code == 0
+    assert run(*runs, "-o", tmp_path / "report.html").exit_code == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count(">Pairs: labelled<") == 1 and page.count(">Pairs: dev<") == 2, "other scores are other data"
+    assert "average precision" in page and "Scores of the cosine × 100; 3 pairs." in page
+    found = read_results(runs[0] / "own-1.json")["pairs:labelled"]["tasks"]["labelled"]
+    assert f"<td>{found['ap']:.2f}</td>" in page.replace(' class="best"', "")
+    alone = read_run(runs[0] / "own-0.json", "b")
+    assert "no scores" not in alone.missing and list(alone.content["pairs"]) == ["dev"]
+    content = {"pairs:dev": {"tasks": {"dev": {"spearman": "high"}}}}
+    (tmp_path / "broken.json").write_text(json.dumps({"format": 1, **content}))
+    broken = run(tmp_path / "broken.json", "-o", tmp_path / "report.html")
+    assert broken.exit_code == 2
+    assert "broken.json, pairs:dev: tasks.dev.spearman must be a number" in " ".join(broken.output.split())
+
+
 def test_retrieval_on_an_own_collection_is_shown(tmp_path: Path, runs: list[Path]) -> None:
     """As ``csekit eval RUN --retrieval FOLDER --output RUN/retrieval.json`` writes it, which the page advises."""
     scores = {"mine": {"metrics": {"ndcg@10": 50.72}, "queries": 5, "documents": 20}}
@@ -252,3 +307,6 @@ def test_retrieval_on_an_own_collection_is_shown(tmp_path: Path, runs: list[Path
     assert "Retrieval: mine" in page and "50.72" in page
     alone = read_run(runs[0] / "retrieval.json", "b")
     assert "no scores" not in alone.missing and alone.content["retrieval"] == scores
+    stsb = {"STS-B, 97 queries": {"metrics": {"recall@1": 60.5}, "queries": 97, "documents": 2758}}
+    write_results(runs[0] / "a.json", {"retrieval": stsb, "run": {"weights": weights_of(runs[0])}})
+    assert read_run(runs[0], "a").content["retrieval"] == stsb | scores, "the second file's were dropped"

@@ -9,14 +9,16 @@ from typing import Any
 from csekit.encoding.json_files import read_json
 from csekit.encoding.provenance import weights_of
 from csekit.encoding.schema import check_schema
-from csekit.evaluation.results import FORMAT, read_results
+from csekit.evaluation.results import FORMAT, added_setting, read_results
 from csekit.evaluation.results_schema import TrainerState, check_results
 
 #: Term to its points: (step, value).
 Curves = dict[str, list[tuple[float, float]]]
 
 #: Sections that other commands write: their results files may lie beside the run's own.
-_SECTIONS = ("test", "transfer", "retrieval", "geometry", "clustering", "classification")
+_SECTIONS = ("test", "transfer", "retrieval", "pairs", "geometry", "clustering", "classification")
+#: Those that hold the scores of several data by name, which several files may add to.
+BY_NAME = ("retrieval", "pairs")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def read_run(path: str | Path, label: str) -> ReportRun:
     path = Path(path)
     if path.is_file():
         content = read_results(path)
-        return _gathered(label, None, content | _sections(content), [])
+        return _gathered(label, None, content | shown_sections(content), [])
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such run folder or results file")
     has_encoder = any((path / name).is_file() for name in ("modules.json", "config.json", "training/config.json"))
@@ -73,11 +75,12 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Read ``results.json`` and take missing sections from the folder's other results files, ordered by name.
 
     Returns:
-        the content, and a sentence for each file that is left out, since its scores are those of other weights.
+        the content, and a sentence for each file that is left out, since its scores are those of other weights or
+        settings.
     """
     main = folder / "results.json"
     content = read_results(main) if main.is_file() else {}
-    content |= _sections(content)
+    content |= shown_sections(content)
     weights, left_out = None, []
     for path in sorted(folder.glob("*.json")):
         if path != main:
@@ -89,17 +92,23 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
                 if theirs and weights and theirs != weights:
                     left_out.append(f"{path.name} is left out: its scores are those of other weights")
                     continue
-                for name, section in _sections(other).items():
-                    content[name] = content.get(name) or section
+                if added := added_setting(other, folder):
+                    left_out.append(f"{path.name} is left out: its scores are those of another {added}")
+                    continue
+                for name, section in shown_sections(other).items():
+                    held = content.get(name) or {}
+                    content[name] = {**section, **held} if name in BY_NAME else held or section
     return content, left_out
 
 
-def _sections(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of a results file that a report shows; ``retrieval:NAME`` is a part of ``retrieval``."""
+def shown_sections(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of a results file that a report shows; ``retrieval:NAME`` is a part of ``retrieval``, and
+    ``pairs:NAME`` of ``pairs``."""
     found = {name: content[name] for name in _SECTIONS if content.get(name)}
-    own = [section for name, section in content.items() if name.startswith("retrieval:")]
-    if own:
-        found["retrieval"] = {**(found.get("retrieval") or {}), **{k: v for part in own for k, v in part.items()}}
+    for name, section in content.items():
+        kind, _, own = name.partition(":")
+        if own and kind in BY_NAME:
+            found[kind] = {**(found.get(kind) or {}), **(section["tasks"] if kind == "pairs" else section)}
     return found
 
 

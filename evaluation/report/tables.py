@@ -16,6 +16,8 @@ _LOWER = ("alignment", "uniformity")
 
 Scores = Mapping[str, float | None]
 
+#: Scores of pairs of one's own, and their columns.
+_PAIRS = {"spearman": "Spearman", "pearson": "Pearson", "ap": "average precision", "accuracy": "accuracy"}
 
 #: Columns of the dev table, in this order; others follow.
 _DEV = {
@@ -33,7 +35,8 @@ def score_tables(runs: Sequence[ReportRun]) -> tuple[list[dict[str, Any]], list[
     """Return tables for the template, the dev scores before and after training first, and the kinds of scores that no
     run has."""
     tables, absent = _dev(runs), []
-    for kind, make in (("STS", _sts), ("transfer", _transfer), ("retrieval", _retrieval), ("geometry", _geometry)):
+    kinds = {"STS": _sts, "pairs": _pairs, "transfer": _transfer, "retrieval": _retrieval, "geometry": _geometry}
+    for kind, make in kinds.items():
         found = make(runs)
         tables += found
         if not found:
@@ -127,20 +130,23 @@ def _sts(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
 
 
 def _transfer(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
-    rows: list[tuple[str, str, Scores]] = []
+    """Build a table for each mode: dev accuracies are of training rows, and no paper's table has them."""
+    modes: dict[str, list[tuple[str, str, Scores]]] = {}
     for run in runs:
         scores = run.content.get("transfer")
         if scores:
             tasks = {name: _number(value) for name, value in (scores.get("tasks") or scores).items()}
             tasks.setdefault("Avg", _number(scores.get("avg")))
-            rows.append((run.label, "ours", {name: value for name, value in tasks.items() if value is not None}))
-    if not rows:
-        return []
-    names = dict.fromkeys(name for _, _, scores in rows for name in scores)
-    head = [name for name in (*_TRANSFER, "Avg") if name in names]
-    modes = {str(scores["mode"]) for run in runs if (scores := run.content.get("transfer")) and "mode" in scores}
-    caption = f"Accuracy × 100 of a logistic regression on the frozen embeddings, {' and '.join(sorted(modes))} mode."
-    return [_table("table-transfer", "Transfer", caption, head, rows, _papers("transfer", runs))]
+            row = {name: value for name, value in tasks.items() if value is not None}
+            modes.setdefault(str(scores.get("mode") or "test"), []).append((run.label, "ours", row))
+    tables = []
+    for mode, rows in sorted(modes.items(), reverse=True):
+        names = dict.fromkeys(name for _, _, scores in rows for name in scores)
+        head = [name for name in (*_TRANSFER, "Avg") if name in names]
+        caption = f"Accuracy × 100 of a logistic regression on the frozen embeddings, {mode} mode."
+        title, papers = ("Transfer", _papers("transfer", runs)) if mode == "test" else (f"Transfer, {mode} mode", [])
+        tables.append(_table(f"table-transfer-{mode}", title, caption, head, rows, papers))
+    return tables
 
 
 def _number(value: Any) -> float | None:
@@ -150,11 +156,32 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def _pairs(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    """Build a table for each file of pairs of one's own."""
+    tables = []
+    for i, (name, entries) in enumerate(_by_data(runs, "pairs")):
+        columns = [column for column in _PAIRS if any(entry.get(column) is not None for _, entry in entries)]
+        rows: list[tuple[str, str, Scores]] = [
+            (label, "ours", {_PAIRS[column]: entry.get(column) for column in columns}) for label, entry in entries
+        ]
+        caption = f"Scores of the cosine × 100; {entries[0][1].get('n', '?')} pairs."
+        head = [_PAIRS[column] for column in columns]
+        tables.append(_table(f"table-pairs-{i}", f"Pairs: {name}", caption, head, rows, []))
+    return tables
+
+
+def _by_data(runs: Sequence[ReportRun], section: str) -> list[tuple[str, list[tuple[str, Mapping[str, Any]]]]]:
+    """Group (label, scores) by the name and the checksum of the data: two files of one name may differ."""
+    found: dict[tuple[str, Any], list[tuple[str, Mapping[str, Any]]]] = {}
+    for run in runs:
+        for name, entry in (run.content.get(section) or {}).items():
+            found.setdefault((name, entry.get("checksum")), []).append((run.label, entry))
+    return [(name, entries) for (name, _), entries in found.items()]
+
+
 def _retrieval(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
     tables = []
-    names = dict.fromkeys(name for run in runs for name in run.content.get("retrieval") or {})
-    for i, name in enumerate(names):
-        entries = [(run.label, entry) for run in runs if (entry := (run.content.get("retrieval") or {}).get(name))]
+    for i, (name, entries) in enumerate(_by_data(runs, "retrieval")):
         rows: list[tuple[str, str, Scores]] = [(label, "ours", entry["metrics"]) for label, entry in entries]
         head = sorted({metric for _, _, scores in rows for metric in scores}, key=kind_and_cutoff)
         one = entries[0][1]

@@ -171,7 +171,7 @@ def margin_table(summary: Mapping[str, Any]) -> str:
         head += [f"less {titles[base]}", "p"]
     body = []
     for name, row in spec["rows"].items():
-        cells = [titles[name], spread(summary["experiments"][name]["test"]["Avg"])]
+        cells = [titles[name], spread(summary["experiments"][name]["test"].get("Avg"))]
         for base in row if own else bases:
             margin = row.get(base) or {}
             cells += [titles[base]] if own else []

@@ -19,6 +19,7 @@ from experiments.processes import wait_for_left_behind
 from experiments.records import TrialRecords
 from experiments.run_seeds import main
 from experiments.summary import spread, summarise
+from experiments.tables.render import margin_table
 from experiments.trial import PlanError
 
 TASKS = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
@@ -331,6 +332,26 @@ def test_p_values_are_counted_in_the_resamples(finished: Any) -> None:
     summary = summarise(records, resample)
     assert seen == [[f"{name}/seed={seed}" for name in ("one", "two") for seed in (42, 43, 44)]]
     assert summary["experiments"]["two"]["p_value"] == 0.5 and "p_value" not in summary["experiments"]["one"]
+
+
+def test_a_run_without_a_correlation_has_no_average_and_no_p_value(finished: Any) -> None:
+    """Its results hold null, as those of an encoder with one vector for every text: no plan with it had a summary."""
+    bench = finished
+    records = TrialRecords(
+        Plan.from_dict(bench.plan | {"margins": {"against": ["one"]}}), bench.folder / "runs", bench.results
+    )
+    path = bench.results / "small" / "two" / "seed=43.json"
+    before = path.read_text()
+    content = json.loads(before)
+    content["test"]["tasks"]["STS12"]["all"] = content["test"]["avg"] = None
+    path.write_text(json.dumps(content))
+    summary = summarise(records, lambda files: {name: np.zeros(3) for name in files})
+    path.write_text(before)
+    two = summary["experiments"]["two"]
+    assert not {"STS12", "Avg"} & two["test"].keys() and two["test"]["STS13"]["n"] == 3
+    assert two["p_value"] is None
+    assert summary["margins"]["rows"]["two"]["one"]["n"] == 2
+    assert "| two | – |" in margin_table(summary)
 
 
 def test_p_values_are_of_the_seeds_that_both_rows_have(finished: Any) -> None:

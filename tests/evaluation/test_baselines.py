@@ -107,7 +107,8 @@ def test_whitening_on_a_corpus_is_fitted_once_and_on_it_alone(encoder: TextEncod
     mean, matrix = whitening(encoder.encode(corpus))
     np.testing.assert_allclose(found.encode(TEXTS[:2]), (encoder.encode(TEXTS[:2]) - mean) @ matrix, atol=1e-3)
     np.testing.assert_allclose(found.encode(TEXTS)[:2], found.encode(TEXTS[:2]), atol=1e-3)
-    assert not found.fits_texts and found.describe()["whitening"] == {"fitted_on": "corpus.txt", "dim": None}
+    assert not found.fits_texts
+    assert found.describe()["whitening"].items() >= {"fitted_on": "corpus.txt", "dim": None}.items()
     path.write_text("\n \n")
     with pytest.raises(ValueError, match="holds no sentence"):
         corpus_sentences(path)

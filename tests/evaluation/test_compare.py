@@ -45,6 +45,16 @@ def test_better_equal_and_worse(tmp_path: Path) -> None:
     assert same["Avg"].low == same["Avg"].high == same["Avg"].difference == 0
 
 
+def test_an_encoder_without_a_correlation_is_not_better(tmp_path: Path) -> None:
+    """One vector for every text: it counted as Spearman 0, and beat an encoder below 0 with p = 0.001."""
+    gold = np.arange(30.0)
+    constant = write_results(tmp_path / "constant.json", {"run": {}}, {"dev": (np.ones(30), gold)})
+    inverse = write_results(tmp_path / "inverse.json", {"run": {}}, {"dev": (-gold, gold)})
+    for sides in ((constant, inverse), (inverse, constant)):
+        found = compare_runs(*sides)["dev"]
+        assert np.isnan([found.difference, found.low, found.high, found.p]).all()
+
+
 def test_the_same_arguments_give_the_same_numbers(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a.json", 2.0, 0), write(tmp_path / "b.json", 2.2, 1)
     assert compare_runs(a, b, 200, seed=3) == compare_runs(a, b, 200, seed=3)

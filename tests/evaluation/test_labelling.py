@@ -48,6 +48,20 @@ def test_small_corpora_give_all_their_pairs() -> None:
         draw_pairs(bag, CORPUS, 2)
 
 
+@pytest.mark.parametrize(("sentences", "n"), [(31, 460), (40, 590)])
+def test_many_pairs_of_few_sentences(sentences: int, n: int) -> None:
+    """Neighbours and random partners that coincide left fewer candidates than pairs: an IndexError."""
+    pairs = draw_pairs(bag, CORPUS[:sentences], n)
+    assert len({frozenset(pair) for pair in pairs}) == n
+
+
+def test_a_pool_that_is_too_small_is_told() -> None:
+    for pool, n in ((5, 11), (2, 3), (1, 3)):
+        with pytest.raises(ValueError, match=f"{n} pairs need more than {pool} distinct sentences of 1000: raise the"):
+            draw_pairs(bag, CORPUS, n, pool=pool)
+    assert len(draw_pairs(bag, CORPUS, 10, pool=5)) == 10
+
+
 PAIRS = [("a", "b"), ('c "', "d # e"), ("ü", "f\tg"), ("h", "i")]
 ORIGIN = {"corpus": "c.txt", "seed": 0}
 

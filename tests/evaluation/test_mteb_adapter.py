@@ -15,6 +15,8 @@ import torch
 
 from csekit.encoding.load import load_encoder
 from csekit.evaluation import mteb_adapter
+from csekit.evaluation.baselines import Whitening
+from csekit.evaluation.dimensions import cut_encoders
 from csekit.evaluation.mteb_adapter import (
     MTEBEncoder,
     banking77,
@@ -23,6 +25,7 @@ from csekit.evaluation.mteb_adapter import (
     read_banking77,
 )
 from csekit.evaluation.pairs import Pairs
+from csekit.evaluation.rank_vectors import RankEncoder
 from csekit.evaluation.retrieval import evaluate_retrieval
 from csekit.evaluation.retrieval_data import Collection, load_beir
 from csekit.evaluation.sts import evaluate_sts
@@ -129,6 +132,19 @@ def test_who_an_encoder_is(export: Path) -> None:
     assert (MTEBEncoder(words).name, MTEBEncoder(words, name="us/words").name) == ("csekit/words", "us/words")
     with pytest.raises(ValueError, match="name must be 'organisation/model', got 'words'"):
         MTEBEncoder(words, name="words")
+
+
+def test_whitened_ranked_and_cut_encoders_are_known(export: Path) -> None:
+    """They have no model of their own: an AttributeError. One that is fitted on its texts would be fitted on each side
+    of the pairs."""
+    encoder, corpus = load_encoder(export), ["the man sings", "a dog", "red ball", "blue house"]
+    made = [encoder, Whitening(encoder, corpus), Whitening(encoder, corpus[1:]), RankEncoder(encoder, corpus)]
+    made += cut_encoders(Whitening(encoder, corpus), [2, 3])
+    revisions = [MTEBEncoder(each).revision for each in made]
+    assert len(set(revisions)) == len(made)
+    assert MTEBEncoder(Whitening(load_encoder(export), corpus)).revision == revisions[1]
+    with pytest.raises(ValueError, match="encoder must not be fitted on the texts it gets"):
+        MTEBEncoder(Whitening(encoder))
 
 
 def test_similarities_are_cosines() -> None:

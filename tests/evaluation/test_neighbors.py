@@ -37,6 +37,13 @@ def test_an_equal_sentence_is_left_out_unless_kept() -> None:
     assert [n.sentence for n in nearest_neighbors([first], list(POINTS), ["c"], k=2)[0].found[0]] == ["d", "q"]
 
 
+def test_a_query_that_is_not_in_a_small_corpus_gets_all_of_it() -> None:
+    """The last neighbour was dropped in the place of a sentence that equals the query, though there is none."""
+    answers = nearest_neighbors([first], ["a", "b", "c"], ["q", "a"], k=5)
+    assert [[n.sentence for n in answer.found[0]] for answer in answers] == [["b", "a", "c"], ["b", "c"]]
+    assert [n.sentence for n in nearest_neighbors([first], ["a", "b", "c"], ["q"], k=2)[0].found[0]] == ["b", "a"]
+
+
 def test_shared_neighbors_and_files(tmp_path: Path) -> None:
     upside_down = lambda texts: first(texts) * (1, -1) + (0, 1)  # noqa: E731
     answers = nearest_neighbors([first, upside_down], ["a", "b", "c", "d"], ["q"], k=2)

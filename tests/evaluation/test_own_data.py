@@ -70,6 +70,18 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, head: str, row: str, 
         load_classification(train, write(tmp_path / "test.tsv", head, [row]))
 
 
+@pytest.mark.parametrize("pairs_first", [True, False])
+def test_both_sides_hold_pairs_or_neither(tmp_path: Path, pairs_first: bool) -> None:
+    """Pairs on one side alone ended, after encoding, in an error of NumPy about shapes."""
+    single = write(tmp_path / "single.tsv", "text\tlabel", [f"a {i}\t{i % 2}" for i in range(20)])
+    double = write(tmp_path / "double.tsv", "sentence1\tsentence2\tlabel", [f"a {i}\tb\t{i % 2}" for i in range(20)])
+    train, test = (double, single) if pairs_first else (single, double)
+    found = CliRunner().invoke(main, ["eval", "tfidf", "--classification", str(train), str(test)])
+    assert found.exit_code == 2
+    field = "sentence1" if pairs_first else "text"
+    assert f"{test.name}, line 1: {field} must be one of the columns" in " ".join(found.output.split())
+
+
 def test_a_file_of_pairs(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.tsv", "sentence1\tsentence2\tscore", ["a b\tb a\t1", "a\tc\t0", "dd\td\t1"])
     pairs = read_pairs(path)

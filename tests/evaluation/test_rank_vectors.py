@@ -59,7 +59,7 @@ def test_pairs_are_scored_by_it(encoder: TextEncoder) -> None:
 def test_a_role_shares_the_references_and_equal_values_give_no_ranks(encoder: TextEncoder) -> None:
     ranks = RankEncoder(encoder, REFERENCES, corpus_name="mine.txt")
     np.testing.assert_array_equal(ranks.for_role("query").encode(TEXTS), ranks.encode(TEXTS))
-    assert ranks.describe()["ranks"] == {"corpus": "mine.txt", "references": 7, "share": 0.1}
+    assert ranks.describe()["ranks"].items() >= {"corpus": "mine.txt", "references": 7, "share": 0.1}.items()
     assert not rank_vectors.rank_vectors(np.ones((1, 4))).any()
 
 

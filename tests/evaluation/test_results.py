@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from pathlib import Path
@@ -65,6 +66,26 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) ->
     assert os.listdir(tmp_path) == ["a.json"]
 
 
+def test_a_disk_that_is_full_after_the_similarities_leaves_both_old_files(tmp_path: Path, monkeypatch: Any) -> None:
+    """The similarities were replaced and the scores were not: the file could be compared and added to no more."""
+    path = write_results(tmp_path / "a.json", RUN, values())
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def full(handle: int) -> None:
+        synced.append(handle)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, "no space")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"a\.json: no space left on the disk"):
+        write_results(path, {**RUN, "seconds": 3}, values(seed=1))
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert list(read_similarities(path)) == ["STS12"]
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -119,6 +140,15 @@ def test_seven_sets_stay_small_and_keep_their_ranks() -> None:
     assert len(data) <= 6 * pairs + 1000, "the bound that pack_similarities documents"
     for name, (similarities, gold) in unpack_similarities(data).items():
         assert spearman(similarities, gold) == spearman(*runs[name])
+
+
+@pytest.mark.parametrize("levels", [65_536, 65_537])
+def test_every_pair_may_have_its_own_gold_score(levels: int) -> None:
+    """More than 65,536 were refused, when everything was encoded and scored: the scores were not written."""
+    rng = np.random.default_rng(0)
+    gold = rng.permutation(levels) / 7
+    (found,) = unpack_similarities(pack_similarities({"teacher": (rng.uniform(-1, 1, levels), gold)})).values()
+    assert np.array_equal(found[1], gold)
 
 
 def test_files_of_16_bit_steps_are_still_read(tmp_path: Path) -> None:

@@ -71,6 +71,13 @@ def test_own_files_are_suites_with_their_names() -> None:
         own_data(["a/dev.tsv", "b/dev.tsv"])
 
 
+def test_pairs_are_not_named_as_an_sts_set() -> None:
+    """Their similarities took the place of the set's, and ``csekit compare`` tested them under its name."""
+    for name in ("STS12", "STS-B-dev"):
+        with pytest.raises(ValueError, match=f"own/{name}.tsv: pairs must not be named as one of the sets"):
+            own_data([f"own/{name}.tsv"])
+
+
 def test_every_suite_has_its_own_key_and_options_that_exist() -> None:
     assert len({suite.key for suite in SUITES.values()}) == len(SUITES)
     assert not {"run", "name", "title", "suites", "seconds", "environment"} & {suite.key for suite in SUITES.values()}

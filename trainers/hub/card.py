@@ -14,7 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from csekit.encoding.provenance import weights_of, write_atomically
 from csekit.encoding.schema import Schema, check_schema
 from csekit.encoding.yaml_files import read_yaml
-from csekit.evaluation.results import read_results
+from csekit.evaluation.report.runs import BY_NAME, shown_sections
+from csekit.evaluation.results import added_setting, read_results
 from csekit.evaluation.results_schema import CardResults
 from csekit.modeling import METHODS
 from csekit.trainers.hub.card_scores import SUITES, dev_table, suite_tables, worse_than_untrained
@@ -233,7 +234,8 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not the results of a training run, or scores of an encoder with another pooling or other weights.
+        ValueError: not the results of a training run, or scores of an encoder with another pooling, other weights or
+            other settings.
     """
     path = Path(path)
     results = read_results(path / "results.json" if path.is_dir() else path)
@@ -251,6 +253,8 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
         if weights and theirs != weights:
             raise ValueError(f"{file}: the scores must be those of the run's encoder, but its weights differ")
         weights = theirs
+        if added := added_setting(found, path if path.is_dir() else None):
+            raise ValueError(f"{file}: the scores must be those of the run's encoder, they are of another {added}")
         encoder = run.get("encoder")
         pooling = (encoder if isinstance(encoder, dict) else {}).get("pooling", results["config"]["pooling"])
         mask_last = results["config"].get("prompt_mask_offset") == -1
@@ -259,7 +263,9 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
                 f"{file}: the scores must be those of the run's encoder, whose pooling is "
                 f"{results['config']['pooling']!r}, got {pooling!r}"
             )
-        results |= {key: found[key] for key in SUITES if key in found}
+        shown = shown_sections(found)
+        for key in SUITES.keys() & shown.keys():
+            results[key] = {**(results.get(key) or {}), **shown[key]} if key in BY_NAME else shown[key]
     return results
 
 

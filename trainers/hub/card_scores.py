@@ -96,6 +96,9 @@ def _transfer(results: Mapping[str, Any]) -> SuiteTable:
     if transfer.get("avg") is not None:
         rows.append(["Avg", f"{transfer['avg']:.2f}"])
     says = "Transfer: accuracy × 100 of a logistic regression on the frozen embeddings, by SentEval's protocol."
+    if transfer.get("mode") == "dev":
+        says = "Transfer, training sides alone: accuracy × 100 of a logistic regression on the frozen embeddings."
+        return SuiteTable(says, ["task", "dev accuracy"], rows, [])
     entries = [
         _entry("text-classification", f"SentEval {name}", "accuracy", value, f"senteval-{name.lower()}")
         for name, value in scores.items()

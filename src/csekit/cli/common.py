@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from csekit.encoding import TextEncoder
 
 
 class AnyProgress(TyperCommand):
@@ -67,6 +70,17 @@ def check_output(path: Path, folder: bool = False) -> None:
     from csekit.encoding.provenance import check_writable
 
     check_writable(path, folder)
+
+
+def identity(path: str, encoder: "TextEncoder") -> dict[str, Any]:
+    """Describe the encoder of a path; two results files whose ``run`` holds the same are of the same encoder."""
+    from csekit.encoding import checksum
+    from csekit.encoding.onnx import onnx_file
+    from csekit.encoding.provenance import weights_of
+
+    graph = onnx_file(path)
+    weights = weights_of(path) if graph is None else {graph.name: checksum(graph)}
+    return {"encoder": encoder.describe(), "weights": weights}
 
 
 def at_least(option: str, value: int | float | None, low: float) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Imports, check_output, one_line_errors, quiet_transformers, table
+from .common import Imports, check_output, identity, one_line_errors, quiet_transformers, table
 
 if TYPE_CHECKING:
     from csekit.encoding.encoder import TextEncoder
@@ -163,7 +163,14 @@ def _score(
     """Load data, then the encoder; print each suite's scores when it finishes, and write them to ``--output``."""
     from csekit.evaluation.dimensions import cut_encoders
     from csekit.evaluation.suite_results import SuiteResults
-    from csekit.evaluation.suites import check_encoder, load_suites, score_suites, suite_key, suite_settings
+    from csekit.evaluation.suites import (
+        check_encoder,
+        data_checksums,
+        load_suites,
+        score_suites,
+        suite_key,
+        suite_settings,
+    )
 
     outputs, title, overwrite = target
     *whole, sizes = encoder_arguments
@@ -172,8 +179,9 @@ def _score(
     check_encoder(encoder, data)
     cuts: list[Any] = list(cut_encoders(encoder, sizes)) if sizes else [encoder]
     settings = {suite_key(name): suite_settings(name, tasks, options) for name, tasks in chosen.items()}
+    checksums = {suite_key(name): data_checksums(loaded) for name, loaded in data.items()} if outputs else {}
     results = [
-        SuiteResults(file, _run(path, each), each.name, title, settings, overwrite)
+        SuiteResults(file, identity(path, each), each.name, title, settings, overwrite, checksums)
         for file, each in zip(outputs, cuts, strict=False)
     ]
     for name, loaded in data.items():
@@ -223,17 +231,6 @@ def _load_plain(path: str, arguments: dict[str, Any], whitening: dict[str, Any])
         return Whitening(encoder, dim=whitening["dim"])
     file = whitening["whiten"]
     return Whitening(encoder, corpus_sentences(file), whitening["dim"], Path(file).name)
-
-
-def _run(path: str, encoder: "TextEncoder") -> dict[str, Any]:
-    """Describe the encoder; two results files with an equal ``run`` are of the same one."""
-    from csekit.encoding import checksum
-    from csekit.encoding.onnx import onnx_file
-    from csekit.encoding.provenance import weights_of
-
-    graph = onnx_file(path)
-    weights = weights_of(path) if graph is None else {graph.name: checksum(graph)}
-    return {"encoder": encoder.describe(), "weights": weights}
 
 
 def _counts(encoder: "TextEncoder", scores: Any) -> str:

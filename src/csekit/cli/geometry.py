@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Imports, check_output, one_line_errors, quiet_transformers, table
+from .common import Imports, check_output, identity, one_line_errors, quiet_transformers, table
 
 if TYPE_CHECKING:
     from csekit.encoding import TextEncoder
@@ -68,15 +68,15 @@ def geometry(
         if output is not None and output.suffix != ".json":
             raise ValueError(f"--output must end in .json, got {output.name!r}")
         _check_picture(picture, labelled, points, colour)
+        for file in filter(None, (output, picture)):
+            check_output(file)
         target = (output, title, overwrite)
         if labelled is not None:
-            file = (labelled, text_column, label_column)
+            source = (labelled, text_column, label_column)
             shape = {"points": points, "point_clusters": point_clusters, "perplexity": perplexity, "seed": seed}
-            return _score_labelled(path, file, shape, (pooling, device), target, (picture, colour))
+            return _score_labelled(path, source, shape, (pooling, device), target, (picture, colour))
         if data_dir is None:
             raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the data")
-        if output is not None:
-            check_output(output)
         quiet_transformers()
         from csekit.encoding import load_encoder
         from csekit.evaluation import ClusteringOptions, GeometryOptions
@@ -185,14 +185,12 @@ def _measure(
 def _write(
     output: Path, path: str, encoder: "TextEncoder", found: dict[str, Any], title: str, seconds: float, overwrite: bool
 ) -> None:
-    from csekit.encoding import checksum, environment
+    from csekit.encoding import environment
     from csekit.evaluation import write_results
 
-    weights = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []
     contents = {name: scores.to_dict() for name, scores in found.items()}
     run = {
-        "encoder": encoder.describe(),
-        "weights": {file.name: checksum(file) for file in weights},
+        **identity(path, encoder),
         "settings": {name: repr(scores.options) for name, scores in found.items()},
         "data": {name: content["checksum"] for name, content in contents.items()},
     }

@@ -49,6 +49,8 @@ def label(
             "pairs": pairs,
             "seed": seed,
             "pool": pool,
+            "pooling": pooling,
+            "max_length": max_length,
         }
         file = ScoreFile.resume(output, origin)
         if file is None:

@@ -106,6 +106,22 @@ def test_a_run_with_everything(tmp_path: Path) -> None:
     assert str(tmp_path) not in page
 
 
+def test_dev_and_test_accuracies_have_a_table_each(tmp_path: Path) -> None:
+    """They shared one, whose best number was bold, beside the papers' test accuracies."""
+    runs = []
+    for mode, accuracy in (("dev", 90.25), ("test", 70.25), ("test", 70.5)):
+        scores = {"transfer": {"tasks": {"MR": {"accuracy": accuracy}}, "avg": None, "mode": mode}}
+        path = write_results(tmp_path / f"{accuracy}.json", RESULTS | scores)
+        runs.append(read_run(path, str(accuracy)))
+    page = build_report(runs)
+    test, dev = page.split('id="table-transfer-test"')[1].split('id="table-transfer-dev"')
+    assert "90.25" not in _Texts(test).rows[1]
+    assert [row[:2] for row in _Texts(test).rows[:3]] == [["run", "MR"], ["70.25", "70.25"], ["70.5", "70.50"]]
+    assert re.findall(r'class="[^"]*best[^"]*"[^>]*>([^<]*)<', test)[:1] == ["70.50"]
+    rows = _Texts(dev.split("</table>")[0]).rows
+    assert rows == [["run", "MR"], ["90.25", "90.25"]]
+
+
 def test_missing_parts_say_so(tmp_path: Path) -> None:
     encoder = read_run(folder_of(tmp_path / "encoder"), "encoder")
     assert encoder.missing == (
@@ -117,6 +133,7 @@ def test_missing_parts_say_so(tmp_path: Path) -> None:
     assert "Without such scores: encoder." in page
     (left_out,) = re.findall(r"Not on this page: (.*)\.</p>", page)
     assert [part.split(" (")[0] for part in left_out.split("; ")] == [
+        "pairs scores",
         "transfer scores",
         "retrieval scores",
         "geometry scores",

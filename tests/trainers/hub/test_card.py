@@ -62,6 +62,17 @@ def test_a_card_without_test_sets_and_with_another_pooling(results: dict[str, An
     assert "dev: stsb_spearman" in card.text
 
 
+def test_dev_accuracies_are_not_published_as_test_accuracies(results: dict[str, Any], tmp_path: Path) -> None:
+    """Those of ``csekit eval --mode dev``, folds of the training side, had the metadata of SentEval's test sides."""
+    transfer = {"tasks": {"MR": {"accuracy": 81.5}}, "avg": None}
+    for mode, named in (("test", True), ("dev", False)):
+        card = ModelCard.load(write_model_card(tmp_path, results | {"transfer": transfer | {"mode": mode}}, ""))
+        assert "| MR | 81.50 |" in card.text
+        assert ("senteval-mr" in {entry.dataset_type for entry in card.data.eval_results}) == named
+        assert ("by SentEval's protocol" in card.text) == named
+        assert ("training sides alone" in card.text) != named
+
+
 @pytest.mark.parametrize("pooling", ["cls", "mean", "mask"])
 def test_the_snippet_for_transformers_pools_as_csekit_does(results: dict[str, Any], pooling: str) -> None:
     template = '"{sentence}" means {mask}.' if pooling == "mask" else None
@@ -180,6 +191,19 @@ def test_card_command(run: Path, tmp_path: Path) -> None:
         scores.write_text(json.dumps(content | {"run": content["run"] | {"weights": weights}}))
         assert call(run, "--scores", scores).exit_code == status
     assert "must be the results of a training run" in " ".join(call(scores, "-o", tmp_path / "x.md").output.split())
+
+
+def test_scores_on_an_own_collection_are_on_the_card(run: Path, tmp_path: Path) -> None:
+    """``csekit eval --retrieval FOLDER`` has a key of its own for each: ``--scores`` left them out without a word."""
+    stsb = {"STS-B, 97 queries": {"metrics": {"recall@1": 60.5}, "queries": 97, "documents": 2758}}
+    mine = {"mine": {"metrics": {"ndcg@10": 50.72}, "queries": 5, "documents": 20}}
+    words = ["card", str(run)]
+    for name, content in (("a", {"retrieval:mine": mine}), ("b", {"retrieval": stsb})):
+        words += ["--scores", str(write_results(tmp_path / f"{name}.json", content))]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    card = (run / "README.md").read_text()
+    assert "| mine | ndcg@10 | 50.72 |" in card and "| STS-B, 97 queries | recall@1 | 60.50 |" in card
 
 
 @pytest.mark.parametrize(
