@@ -261,6 +261,23 @@ def test_other_dtypes(checkpoint: Path, tmp_path: Path) -> None:
     assert record["dtype"] == "float16" and "model.safetensors" in record["files"]
 
 
+def test_another_dtype_of_a_checkpoint_with_adapters(backbone: Path, tmp_path: Path) -> None:
+    """The folder had the adapters beside the weights, by names of peft: ``AutoModel`` drew the weights at random."""
+    pytest.importorskip("peft", reason="needs the extra 'lora'")
+    model = SimCSEModel.from_backbone(backbone, pooling="mean", lora=2)
+    for name, parameter in model.backbone.named_parameters():
+        if ".lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "training")
+    BertTokenizer.from_pretrained(backbone).save_pretrained(tmp_path / "training")
+    found = run("export", tmp_path / "training", "-o", tmp_path / "out", "--format", "sentence-transformers")
+    assert found.exit_code == 0, found.output
+    _, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    wanted = load_encoder(tmp_path / "training", device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(load_encoder(tmp_path / "out", device="cpu").encode(TEXTS), wanted, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["roberta", "distilbert", "electra", "mpnet", "modernbert", "deberta-v2", "albert"])
 def test_families(family: str, backbone: Path, tmp_path: Path) -> None:
