@@ -78,6 +78,7 @@ def _is_ours(folder: Path, kinds: list[str], pooling: str) -> bool:
         and set(kinds[2:]) <= {"Dense", "Normalize"}
         and read_modules(folder)[0]["path"] == ""
         and pooling in ("cls", "mean", "lasttoken", "mask")
+        and read_settings(folder, "tokenizer_config.json").get("truncation_side", "right") == "right"
         and default_prompt is None
         and (pools_prompt(folder) or not any(prompts.values()))
     )

@@ -120,6 +120,17 @@ def test_unusual_pooler_goes_through_sentence_transformers(tiny_folder: Path, mo
     assert encoder.truncated == 0
 
 
+def test_a_tokenizer_that_cuts_the_start_goes_through_sentence_transformers(tiny_folder: Path) -> None:
+    """csekit cut the end, sentence-transformers the start."""
+    st = pytest.importorskip("sentence_transformers")
+    sentence_transformer(tiny_folder, {"pooling_mode_mean_tokens": True})
+    file = tiny_folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "truncation_side": "left"}))
+    texts = [*TEXTS, "the man plays guitar " * 10 + "red house"]
+    wanted = st.SentenceTransformer(str(tiny_folder), device="cpu").encode(texts)
+    np.testing.assert_allclose(load_encoder(tiny_folder, device="cpu").encode(texts), wanted, atol=1e-5)
+
+
 def test_lower_case_setting_is_followed(tiny_folder: Path) -> None:
     sentence_transformer(tiny_folder, {"pooling_mode_mean_tokens": True})
     (tiny_folder / "sentence_bert_config.json").write_text('{"max_seq_length": 5, "do_lower_case": true}')

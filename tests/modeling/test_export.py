@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
+from csekit.encoding import load_encoder
 from csekit.modeling import SimCSEModel
 from csekit.modeling.export import fold, length_limit
 
@@ -141,6 +142,19 @@ def test_the_length_of_training_is_not_in_the_tokenizer(checkpoint, tokenizer_of
     saved = read(tmp_path / "tokenizer.json")
     assert saved["truncation"] is None and saved["padding"] is None
     assert len(AutoTokenizer.from_pretrained(tmp_path)(TEXTS[1])["input_ids"]) == 10
+
+
+@pytest.mark.parametrize("side", ["padding_side", "truncation_side"])
+def test_the_export_pads_and_truncates_as_csekit_does(checkpoint, tokenizer_of, tmp_path, side):
+    """With a tokenizer that does it on the left, sentence-transformers gave other vectors than csekit."""
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs the extra 'st'")
+    tokenizer_of("bert").save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, **{side: "left"})
+    assert getattr(tokenizer, side) == "left"
+    model_of(checkpoint, pooling="mean").export(tmp_path, tokenizer)
+    texts = [*TEXTS, " ".join(f"w{i}" for i in range(60))]
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
+    np.testing.assert_allclose(theirs, load_encoder(tmp_path, device="cpu").encode(texts), rtol=0, atol=1e-5)
 
 
 def test_exporting_twice_leaves_nothing_stale(checkpoint, tokenizer_of, tmp_path):
