@@ -9,6 +9,7 @@ import csekit.modeling  # registers our model types  # noqa: F401
 from csekit.encoding.encoder import TextEncoder, truncation_length
 from csekit.encoding.folders import (
     load_head,
+    maps_the_embedding,
     metadata_folder,
     model_name,
     module_kinds,
@@ -73,10 +74,12 @@ def _from_sentence_transformer(
 def _is_ours(folder: Path, kinds: list[str], pooling: str) -> bool:
     """Tell whether csekit itself computes all modules of a SentenceTransformer's folder."""
     prompts, default_prompt, _ = prompts_and_similarity(folder)
+    paths = [module["path"] for module in read_modules(folder)]
     return (
         kinds[:2] == ["Transformer", "Pooling"]
         and set(kinds[2:]) <= {"Dense", "Normalize"}
-        and read_modules(folder)[0]["path"] == ""
+        and all(maps_the_embedding(folder / path) for kind, path in zip(kinds, paths, strict=True) if kind == "Dense")
+        and paths[0] == ""
         and pooling in ("cls", "mean", "lasttoken", "mask")
         and read_settings(folder, "tokenizer_config.json").get("truncation_side", "right") == "right"
         and default_prompt is None

@@ -93,6 +93,20 @@ def test_sentence_transformer_with_dense_and_normalize(tiny_folder: Path) -> Non
     np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted, axis=1, keepdims=True), atol=1e-5)
 
 
+@pytest.mark.parametrize("further", [{"use_residual": True}, {"module_output_name": "another"}])
+def test_a_dense_layer_of_another_kind_goes_through_sentence_transformers(
+    tiny_folder: Path, further: dict[str, Any]
+) -> None:
+    """The residual, and the name of the output, were left out without a word."""
+    st = pytest.importorskip("sentence_transformers")
+    sentence_transformer(tiny_folder, {"pooling_mode_mean_tokens": True})
+    plain = st.SentenceTransformer(str(tiny_folder), device="cpu")
+    dense = st.models.Dense(32, 32, **further)
+    st.SentenceTransformer(modules=[*plain, dense], device="cpu").save(str(tiny_folder))
+    wanted = st.SentenceTransformer(str(tiny_folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(load_encoder(tiny_folder, device="cpu").encode(TEXTS), wanted, atol=1e-5)
+
+
 def _plain_copy(folder: Path) -> Path:
     import shutil
 
