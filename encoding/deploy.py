@@ -78,7 +78,7 @@ def load_source(path_or_id: str | Path, work: Path, pooling: str | None = None, 
             f"{path_or_id}: {type(model).__name__} cannot be exported, only an encoder with its own pooling"
         )
     folder = metadata_folder(path_or_id)
-    if (folder / "modules.json").is_file():
+    if isinstance(model, PooledBackbone) and (folder / "modules.json").is_file():
         return Source(encoder, folder, native=True)
     if isinstance(model, PooledBackbone):
         model = _as_cse_model(model, template)

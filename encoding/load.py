@@ -235,7 +235,8 @@ def _load(
     folder = metadata_folder(path_or_id)
     if not (folder / "config.json").is_file() and (folder / "training" / "config.json").is_file():
         source = folder = folder / "training"
-    if (folder / "modules.json").is_file():
+    ours = "encoder_config" in read_settings(folder, "config.json")  # a checkpoint with its code has modules, too
+    if (folder / "modules.json").is_file() and not ours:
         if prompt_template is not None:
             raise ValueError("prompt_template must be left out for a SentenceTransformer: its tokenizer holds it")
         return _from_sentence_transformer(source, folder, pooling, max_length, batch_size)

@@ -185,3 +185,30 @@ def test_training_checkpoint(tmp_path: Path, tiny_folder: Path, tiny_tokenizer: 
         np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-6)
     with pytest.raises(ValueError, match="pooling must be left out or 'mean'"):
         load_encoder(run, pooling="cls")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pooling": "cls"},
+        {"pooling": "last", "projector": "tanh", "projector_at_inference": True, "truncate_dim": 8},
+        {"pooling": "mask", "prompt_template": "the {sentence} is {mask}"},
+    ],
+)
+def test_a_checkpoint_with_its_code(
+    tmp_path: Path, tiny_folder: Path, tiny_tokenizer: Any, fields: dict[str, Any]
+) -> None:
+    """What ``csekit push --custom_code`` publishes was taken for a plain encoder, and ended with an AttributeError."""
+    from csekit.encoding import export_sentence_transformer
+    from csekit.modeling import CSEModel
+    from csekit.modeling.custom_code import export_with_code
+
+    model = CSEModel.from_backbone(str(tiny_folder), tokenizer=tiny_tokenizer, **fields)
+    export_with_code(model, tmp_path / "code", tiny_tokenizer)
+    model.export(tmp_path / "plain", tiny_tokenizer)
+    export_sentence_transformer(tmp_path / "code", tmp_path / "half", dtype="float16")
+    texts = [*TEXTS, "a red house " * 30]
+    wanted = load_encoder(tmp_path / "plain", device="cpu").encode(texts)
+    found = load_encoder(tmp_path / "code", device="cpu").encode(texts)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    np.testing.assert_allclose(load_encoder(tmp_path / "half", device="cpu").encode(texts), wanted, atol=1e-2)
