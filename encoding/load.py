@@ -103,7 +103,7 @@ def _from_checkpoint(
     path = Path(source)
     beside = path.name == "training" and not (path / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(path.parent if beside else source, embedding_rows(model.backbone), config.pooling)
-    return TextEncoder(
+    encoder = TextEncoder(
         model,
         tokenizer,
         name=model_name(source),
@@ -112,6 +112,8 @@ def _from_checkpoint(
         batch_size=batch_size,
         prompt_template=trained,
     )
+    encoder.similarity_fn_name = config.similarity_fn_name
+    return encoder
 
 
 def _from_plain(
