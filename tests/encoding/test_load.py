@@ -134,6 +134,52 @@ def test_unusual_pooler_goes_through_sentence_transformers(tiny_folder: Path, mo
     assert encoder.truncated == 0
 
 
+@pytest.mark.parametrize(
+    ("max_length", "message"),
+    [
+        (41, "max_length must be at most 40 for this model, got 41"),
+        (2, "max_length must exceed the 2 tokens of special tokens and template, got 2"),
+        (-3, "max_length must exceed the 2 tokens .*, got -3"),
+    ],
+)
+def test_length_limits_of_sentence_transformers_are_checked(tiny_folder: Path, max_length: int, message: str) -> None:
+    """A long text ended in an IndexError of torch, a negative limit in an OverflowError."""
+    pytest.importorskip("sentence_transformers")
+    sentence_transformer(tiny_folder, {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False})
+    with pytest.raises(ValueError, match=message):
+        load_encoder(tiny_folder, max_length=max_length, device="cpu")
+    short = load_encoder(tiny_folder, max_length=5, device="cpu")
+    assert np.array_equal(*short.encode(["the man plays guitar", "the man plays red"]))
+    assert short.max_length == 5 and short.truncated == 2
+
+
+def test_a_roberta_in_sentence_transformers_reads_no_more_than_it_has_positions(
+    tmp_path: Path, tiny_tokenizer: Any
+) -> None:
+    """sentence-transformers reads the limit off the config, which counts two positions more: long texts failed."""
+    from transformers import RobertaConfig, RobertaModel
+
+    pytest.importorskip("sentence_transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = RobertaConfig(vocab_size=len(tiny_tokenizer), max_position_embeddings=20, pad_token_id=1, **sizes)
+    RobertaModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    sentence_transformer(tmp_path, {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False})
+    encoder = load_encoder(tmp_path, device="cpu")
+    assert encoder.max_length == 18
+    assert encoder.encode(["the man plays guitar " * 10]).shape == (1, 32)
+
+
+def test_a_static_encoder_has_no_length_limit(tmp_path: Path, tiny_folder: Path) -> None:
+    from csekit.trainers.static_distillation import StaticDistillation, distill_static
+
+    pytest.importorskip("sentence_transformers")
+    teacher = load_encoder(tiny_folder, pooling="mean", device="cpu")
+    distill_static(teacher, tmp_path / "static", StaticDistillation(dims=4), progress=False)
+    with pytest.raises(ValueError, match="max_length must be left out for StaticEmbedding, got 5"):
+        load_encoder(tmp_path / "static", max_length=5)
+
+
 def test_a_tokenizer_that_cuts_the_start_goes_through_sentence_transformers(tiny_folder: Path) -> None:
     """csekit cut the end, sentence-transformers the start."""
     st = pytest.importorskip("sentence_transformers")
