@@ -100,7 +100,9 @@ def needs_code(config: CSEConfig) -> bool:
 def length_limit(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return how many tokens the encoder can read, special ones included: the tokenizer's limit or the encoder's
     positions, whichever is smaller."""
-    positions = getattr(backbone.config, "max_position_embeddings", None) or 512
+    positions = getattr(backbone.config, "max_position_embeddings", None)
+    if positions in (None, -1):  # XLNet has relative positions, and -1 in its configuration
+        positions = 512
     tables = [
         m for m in backbone.modules() if isinstance(m, nn.Embedding) and m is not backbone.get_input_embeddings()
     ]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from csekit.encoding import load_encoder
 from csekit.modeling import SimCSEModel
@@ -117,6 +117,19 @@ def test_length_limit_of_the_tokenizer(checkpoint, tokenizer_of):
     assert backbone.config.max_position_embeddings == 42 and length_limit(backbone, tokenizer) == 40
     tokenizer.model_max_length = 12
     assert length_limit(backbone, tokenizer) == 12
+
+
+def test_length_limit_of_an_encoder_without_one(tokenizer_of, tmp_path):
+    """XLNet's configuration names -1 positions: that was the limit of the export, which nothing could load."""
+    config = AutoConfig.for_model("xlnet", vocab_size=97, d_model=16, n_layer=1, n_head=2, d_inner=24)
+    AutoModel.from_config(config).save_pretrained(tmp_path / "xlnet")
+    tokenizer_of("bert").save_pretrained(tmp_path / "xlnet")
+    model = SimCSEModel.from_backbone(tmp_path / "xlnet", pooling="mean")
+    model.export(tmp_path / "run", tokenizer_of("bert"))
+    encoder = load_encoder(tmp_path / "run", device="cpu")
+    assert encoder.max_length == 512
+    assert load_encoder(tmp_path / "xlnet", pooling="mean", max_length=9).max_length == 9
+    np.testing.assert_allclose(encoder.encode(TEXTS), embed(model, tokenizer_of("bert")).numpy(), rtol=0, atol=1e-5)
 
 
 def test_length_limit_is_not_read_off_the_word_embedding(encoder_config, tokenizer_of):
