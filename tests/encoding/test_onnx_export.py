@@ -280,6 +280,19 @@ def test_another_dtype_of_a_checkpoint_with_adapters(backbone: Path, tmp_path: P
     np.testing.assert_allclose(load_encoder(tmp_path / "out", device="cpu").encode(TEXTS), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_checkpoint_in_16_bits_is_computed_in_float32(backbone: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    """As every other encoder. It was computed in 16 bits, and its graph could not be run, or was refused."""
+    model = SimCSEModel.from_backbone(backbone, projector="tanh", projector_at_inference=True).to(dtype)
+    model.export(tmp_path, BertTokenizer.from_pretrained(backbone))
+    model.save_pretrained(tmp_path / "training")
+    wanted = load_encoder(tmp_path, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(load_encoder(tmp_path / "training", device="cpu").encode(TEXTS), wanted, atol=1e-6)
+    found = run("export", tmp_path / "training", "-o", tmp_path / "graph", "--pooled")
+    assert found.exit_code == 0, found.output
+    np.testing.assert_allclose(load_encoder(tmp_path / "graph").encode(TEXTS), wanted, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["roberta", "distilbert", "electra", "mpnet", "modernbert", "deberta-v2", "albert"])
 def test_families(family: str, backbone: Path, tmp_path: Path) -> None:

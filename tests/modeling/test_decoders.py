@@ -249,7 +249,10 @@ def test_a_tied_decoder_has_the_weights_with_their_adapters_and_trains_them(chec
         ({"lora": {"rank": 3}}, "lora: .*rank"),
         ({"lora": {"r": 3, "target_modules": ["nowhere"]}}, "lora: .*nowhere"),
         ({"lora": {"r": 3, "use_dora": True}}, "lora must make adapters that are added to weights.* without use_dora"),
-        ({"lora": {"r": 3, "target_modules": ["q_proj"], "lora_bias": True}}, "lora must make adapters that are added"),
+        (
+            {"lora": {"r": 3, "target_modules": ["q_proj"], "lora_bias": True}},
+            "lora must make adapters that are added",
+        ),
         ({"lora": {"r": 3, "modules_to_save": ["norm"]}}, "lora must make adapters that are added to weights"),
         ({"lora": {"r": 3, "trainable_token_indices": [4]}}, "lora must make adapters that are added to weights"),
         ({"bidirectional": "yes"}, "bidirectional must be True or False, got 'yes'"),
