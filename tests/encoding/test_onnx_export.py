@@ -146,7 +146,7 @@ def test_an_export_is_an_encoder(exported: tuple[Path, str], checkpoint: Path) -
     np.testing.assert_array_equal(elsewhere.encode(TEXTS), encoder.encode(TEXTS))
     with pytest.raises(ValueError, match="max_length must be at most 32 for this graph, got 33"):
         load_encoder(exported[0], max_length=33)
-    with pytest.raises(ValueError, match="max_length must exceed the 2 tokens .*, got 0"):
+    with pytest.raises(ValueError, match=r"max_length must exceed the 2 tokens .*, got 0"):
         load_encoder(exported[0], max_length=0).encode(TEXTS)
     with pytest.raises(ValueError, match="must be left out for an ONNX export"):
         load_encoder(exported[0], pooling="mean")
