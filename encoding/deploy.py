@@ -24,7 +24,7 @@ from csekit.encoding.provenance import checksum, environment
 from csekit.modeling import CSEModel, SimCSEConfig, SimCSEModel
 from csekit.modeling.backbone import build_backbone
 from csekit.modeling.drafts import whole_folder as whole_folder
-from csekit.modeling.export import EXPORTABLE_POOLINGS, export_encoder, length_limit, save_tokenizer
+from csekit.modeling.export import EXPORTABLE_POOLINGS, export_encoder, length_limit, plain_weights, save_tokenizer
 from csekit.modeling.lora import merged_weights
 from csekit.modeling.quiet import quiet_weights
 
@@ -78,7 +78,7 @@ def load_source(path_or_id: str | Path, work: Path, pooling: str | None = None, 
             f"{path_or_id}: {type(model).__name__} cannot be exported, only an encoder with its own pooling"
         )
     folder = metadata_folder(path_or_id)
-    if (folder / "modules.json").is_file():
+    if isinstance(model, PooledBackbone) and (folder / "modules.json").is_file():
         return Source(encoder, folder, native=True)
     if isinstance(model, PooledBackbone):
         model = _as_cse_model(model, template)
@@ -182,7 +182,7 @@ def export_sentence_transformer(
         backbone: Any = source.encoder.model.backbone
         assert isinstance(backbone, PreTrainedModel)
         with quiet_weights():
-            backbone.save_pretrained(new)
+            backbone.save_pretrained(new, state_dict=plain_weights(backbone))
         for file in new.rglob("*.safetensors"):
             state = {name: _cast(value, DTYPES[dtype]) for name, value in load_file(file).items()}
             save_file(state, file, metadata={"format": "pt"})

@@ -52,7 +52,8 @@ def position_limit(model: nn.Module) -> int | None:
             return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
     config = getattr(model, "config", None)
     config = getattr(config, "encoder_config", None) or config
-    return getattr(config, "max_position_embeddings", None)
+    limit = getattr(config, "max_position_embeddings", None)
+    return limit if limit != -1 else None  # XLNet's way to name none
 
 
 def truncation_length(model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> int:

@@ -211,6 +211,14 @@ def load_dense(folder: Path) -> nn.Module:
     return nn.Sequential(linear, _ACTIVATIONS[activation]())
 
 
+def maps_the_embedding(folder: Path) -> bool:
+    """Tell whether a SentenceTransformer's Dense folder is a layer from the sentence embedding to the sentence
+    embedding, without a residual: what :func:`load_dense` computes."""
+    config = read_settings(folder, "config.json")
+    names = [config.get(f"module_{end}_name") or "sentence_embedding" for end in ("input", "output")]
+    return set(names) == {"sentence_embedding"} and not config.get("use_residual")
+
+
 def module_kinds(folder: Path) -> tuple[list[str], str | None, int | None]:
     """Read the modules of a SentenceTransformer's folder.
 

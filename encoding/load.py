@@ -9,6 +9,7 @@ import csekit.modeling  # registers our model types  # noqa: F401
 from csekit.encoding.encoder import TextEncoder, truncation_length
 from csekit.encoding.folders import (
     load_head,
+    maps_the_embedding,
     metadata_folder,
     model_name,
     module_kinds,
@@ -73,11 +74,14 @@ def _from_sentence_transformer(
 def _is_ours(folder: Path, kinds: list[str], pooling: str) -> bool:
     """Tell whether csekit itself computes all modules of a SentenceTransformer's folder."""
     prompts, default_prompt, _ = prompts_and_similarity(folder)
+    paths = [module["path"] for module in read_modules(folder)]
     return (
         kinds[:2] == ["Transformer", "Pooling"]
         and set(kinds[2:]) <= {"Dense", "Normalize"}
-        and read_modules(folder)[0]["path"] == ""
+        and all(maps_the_embedding(folder / path) for kind, path in zip(kinds, paths, strict=True) if kind == "Dense")
+        and paths[0] == ""
         and pooling in ("cls", "mean", "lasttoken", "mask")
+        and read_settings(folder, "tokenizer_config.json").get("truncation_side", "right") == "right"
         and default_prompt is None
         and (pools_prompt(folder) or not any(prompts.values()))
     )
@@ -99,7 +103,7 @@ def _from_checkpoint(
     path = Path(source)
     beside = path.name == "training" and not (path / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(path.parent if beside else source, embedding_rows(model.backbone), config.pooling)
-    return TextEncoder(
+    encoder = TextEncoder(
         model,
         tokenizer,
         name=model_name(source),
@@ -108,6 +112,8 @@ def _from_checkpoint(
         batch_size=batch_size,
         prompt_template=trained,
     )
+    encoder.similarity_fn_name = config.similarity_fn_name
+    return encoder
 
 
 def _from_plain(
@@ -231,7 +237,8 @@ def _load(
     folder = metadata_folder(path_or_id)
     if not (folder / "config.json").is_file() and (folder / "training" / "config.json").is_file():
         source = folder = folder / "training"
-    if (folder / "modules.json").is_file():
+    ours = "encoder_config" in read_settings(folder, "config.json")  # a checkpoint with its code has modules, too
+    if (folder / "modules.json").is_file() and not ours:
         if prompt_template is not None:
             raise ValueError("prompt_template must be left out for a SentenceTransformer: its tokenizer holds it")
         return _from_sentence_transformer(source, folder, pooling, max_length, batch_size)

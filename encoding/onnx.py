@@ -149,7 +149,7 @@ class ONNXEncoder(TextEncoder):
             tokenizer,
             name=model_name(folder),
             pooling=pooling,
-            max_length=max_length or limit,
+            max_length=limit if max_length is None else max_length,
             batch_size=batch_size,
             prompt_template=own_template(tokenizer),
             lowercase=bool(read_settings(folder, "sentence_bert_config.json").get("do_lower_case")),

@@ -100,13 +100,14 @@ def load_transformer(source: str | Path, **options: Any) -> nn.Module:
 
 
 def load_checkpoint(source: str | Path) -> Any:
-    """Load a csekit training checkpoint. Weights that only training reads may be missing.
+    """Load a csekit training checkpoint in float32. Weights that only training reads may be missing.
 
     Raises:
         ValueError: as for :func:`load_transformer`.
     """
     stored_weights(source)
-    model, info = load_pretrained(AutoModel, source, output_loading_info=True, ignore_mismatched_sizes=True)
+    options = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, info = load_pretrained(AutoModel, source, **options)
     unread = ["objectives.", "backbone.pooler."]
     if not getattr(model.config, "projector_at_inference", True):
         unread.append("projector.")

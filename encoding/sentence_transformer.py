@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from csekit.encoding.encoder import TextEncoder
+from csekit.encoding.encoder import TextEncoder, position_limit, truncation_length
 from csekit.encoding.fast_cpu import fast_inference
 from csekit.encoding.folders import model_name, read_modules
 from csekit.encoding.pretrained import check_finite_weights, check_vocabulary, embedding_rows, load_transformer
+from csekit.modeling.tokenization import tokenize
 
 
 class SentenceTransformerEncoder(TextEncoder):
@@ -98,6 +99,24 @@ def load_sentence_transformer(
             f"{source}: the modules that modules.json names make no sentence embedding, {reason}"
         ) from error
     model.truncate_dim = None  # ``TextEncoder`` cuts
-    if max_length is not None:
-        model.max_seq_length = max_length
+    _limit_length(model, transformer, max_length)
     return SentenceTransformerEncoder(model, model_name(source), batch_size)
+
+
+def _limit_length(model: Any, transformer: Any, max_length: int | None) -> None:
+    """Set the length limit, which sentence-transformers does not check against the model's positions.
+
+    Raises:
+        ValueError: ``max_length`` is above the model's positions, leaves no room for a token of the sentence, or is
+            given for modules without a limit.
+    """
+    if transformer is None:
+        if max_length is not None:
+            raise ValueError(f"max_length must be left out for {type(model[0]).__name__}, got {max_length}")
+        return
+    positions = position_limit(transformer)
+    if max_length is not None:
+        tokenize(model.tokenizer, ["a"], truncation_length(transformer, model.tokenizer, max_length))
+        model.max_seq_length = max_length
+    elif positions is not None and (model.max_seq_length or math.inf) > positions:
+        model.max_seq_length = positions  # RoBERTa's config counts two positions more

@@ -100,7 +100,9 @@ def needs_code(config: CSEConfig) -> bool:
 def length_limit(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return how many tokens the encoder can read, special ones included: the tokenizer's limit or the encoder's
     positions, whichever is smaller."""
-    positions = getattr(backbone.config, "max_position_embeddings", None) or 512
+    positions = getattr(backbone.config, "max_position_embeddings", None)
+    if positions in (None, -1):  # XLNet has relative positions, and -1 in its configuration
+        positions = 512
     tables = [
         m for m in backbone.modules() if isinstance(m, nn.Embedding) and m is not backbone.get_input_embeddings()
     ]
@@ -140,7 +142,8 @@ def fold(linear: nn.Linear, norm: nn.BatchNorm1d) -> nn.Linear:
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path, limit: int, template: str | None = None) -> None:
     """Save a copy of the tokenizer that puts the template around every text.
 
-    The copy does not keep the truncation and padding of the caller's last call.
+    The copy does not keep the truncation and padding of the caller's last call. It pads and truncates on the right, as
+    csekit does: BERT and its kin give a text other vectors behind padding.
 
     Arguments:
         limit: its length limit in tokens.
@@ -150,6 +153,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path, limit: int, t
     """
     tokenizer = copy.deepcopy(tokenizer) if template is None else with_template(tokenizer, template)
     tokenizer.model_max_length = limit
+    tokenizer.padding_side = tokenizer.truncation_side = "right"
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()

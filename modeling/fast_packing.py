@@ -166,8 +166,10 @@ def packed_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     N, L = packing.mask_NL.shape
     attention_mask = packing.mask_NL[:, None, None]  # the argument is the same, but torch.compile does not know that
-    causal = kwargs.get("is_causal")  # a configuration's is_causal, which overrides the module's
-    causal = bool(getattr(module, "is_causal", False) if causal is None else causal)
+    given = kwargs.get("is_causal")  # a configuration's is_causal, which overrides the module's
+    causal = bool(getattr(module, "is_causal", False) if given is None else given)
+    if sliding_window is not None and given is False:
+        sliding_window += 1  # the mask of a decoder that attends both ways includes the edge of the window
     if causal or (sliding_window is not None and sliding_window < L):
         place_L = torch.arange(L, device=query.device)
         distance_LL = place_L[:, None] - place_L

@@ -55,13 +55,26 @@ def add_lora(backbone: PreTrainedModel, settings: dict[str, Any]) -> None:
 
     Raises:
         ImportError: peft is not installed.
-        ValueError: peft refuses a setting.
+        ValueError: peft refuses a setting; or it makes adapters that are no matrix added to a weight, so that the
+            export could not hold them.
     """
-    peft = _peft()
+    peft, own = _peft(), _plain_names(backbone)
     try:
         peft.inject_adapter_in_model(peft.LoraConfig(**settings), backbone, adapter_name=ADAPTER)
     except (TypeError, ValueError) as error:
         raise ValueError(f"lora: {' '.join(str(error).split())[:300]}") from error
+    adapted: list[Any] = [module for module in backbone.modules() if hasattr(module, "get_delta_weight")]
+    added = not any(layer.lora_variant or any(layer.lora_bias.values()) for layer in adapted)
+    if not added or _plain_names(backbone) != own:
+        raise ValueError(
+            "lora must make adapters that are added to weights, which the export merges: without use_dora, lora_bias, "
+            f"modules_to_save, target_parameters, trainable_token_indices and the like, got {settings}"
+        )
+
+
+def _plain_names(backbone: nn.Module) -> set[str]:
+    """Return the names of the weights by those of the plain encoder, without the adapters."""
+    return {name.replace(".base_layer.", ".") for name in backbone.state_dict() if ".lora_" not in name}
 
 
 def freeze_but_lora(backbone: nn.Module) -> None:

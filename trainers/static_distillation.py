@@ -24,7 +24,7 @@ from csekit.encoding.chunks import TokenizedChunk, embed_chunk
 from csekit.encoding.encoder import TextEncoder, weights_digest
 from csekit.encoding.provenance import write_json
 from csekit.encoding.sentence_transformer import SentenceTransformerEncoder
-from csekit.modeling.drafts import whole_files
+from csekit.modeling.drafts import is_unfinished, whole_files
 from csekit.modeling.settings import check_number
 from csekit.modeling.tokenization import sentence_frame
 
@@ -124,7 +124,7 @@ def distill_static(
 
     Arguments:
         encoder: the teacher, with a tokenizer in Rust.
-        folder: a new folder, or one of an earlier static encoder.
+        folder: a new folder, or one of an earlier static encoder, also of one whose writer was killed.
 
     Raises:
         ValueError: csekit does not run the teacher itself; its tokenizer is not in Rust; too many dimensions; parts of
@@ -137,7 +137,8 @@ def distill_static(
     tokenizer: Any = encoder.tokenizer
     if not tokenizer.is_fast:
         raise ValueError(f"the teacher must have a fast tokenizer, got {type(tokenizer).__name__}")
-    if folder.exists() and any(folder.iterdir()) and not (folder / "distillation.json").is_file():
+    ours = (folder / "distillation.json").is_file() or is_unfinished(folder, last="modules.json")
+    if folder.exists() and any(folder.iterdir()) and not ours:
         raise FileExistsError(f"{folder} holds something else than a static encoder: choose another folder")
     tokens = ordinary_tokens(encoder)
     if settings.dims > len(tokens):

@@ -93,6 +93,20 @@ def test_sentence_transformer_with_dense_and_normalize(tiny_folder: Path) -> Non
     np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted, axis=1, keepdims=True), atol=1e-5)
 
 
+@pytest.mark.parametrize("further", [{"use_residual": True}, {"module_output_name": "another"}])
+def test_a_dense_layer_of_another_kind_goes_through_sentence_transformers(
+    tiny_folder: Path, further: dict[str, Any]
+) -> None:
+    """The residual, and the name of the output, were left out without a word."""
+    st = pytest.importorskip("sentence_transformers")
+    sentence_transformer(tiny_folder, {"pooling_mode_mean_tokens": True})
+    plain = st.SentenceTransformer(str(tiny_folder), device="cpu")
+    dense = st.models.Dense(32, 32, **further)
+    st.SentenceTransformer(modules=[*plain, dense], device="cpu").save(str(tiny_folder))
+    wanted = st.SentenceTransformer(str(tiny_folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(load_encoder(tiny_folder, device="cpu").encode(TEXTS), wanted, atol=1e-5)
+
+
 def _plain_copy(folder: Path) -> Path:
     import shutil
 
@@ -118,6 +132,63 @@ def test_unusual_pooler_goes_through_sentence_transformers(tiny_folder: Path, mo
     encoder = load_encoder(tiny_folder, device="cpu")
     assert encoder.encode([*TEXTS, TEXTS[0]]).shape == (4, 32)
     assert encoder.truncated == 0
+
+
+@pytest.mark.parametrize(
+    ("max_length", "message"),
+    [
+        (41, "max_length must be at most 40 for this model, got 41"),
+        (2, "max_length must exceed the 2 tokens of special tokens and template, got 2"),
+        (-3, "max_length must exceed the 2 tokens .*, got -3"),
+    ],
+)
+def test_length_limits_of_sentence_transformers_are_checked(tiny_folder: Path, max_length: int, message: str) -> None:
+    """A long text ended in an IndexError of torch, a negative limit in an OverflowError."""
+    pytest.importorskip("sentence_transformers")
+    sentence_transformer(tiny_folder, {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False})
+    with pytest.raises(ValueError, match=message):
+        load_encoder(tiny_folder, max_length=max_length, device="cpu")
+    short = load_encoder(tiny_folder, max_length=5, device="cpu")
+    assert np.array_equal(*short.encode(["the man plays guitar", "the man plays red"]))
+    assert short.max_length == 5 and short.truncated == 2
+
+
+def test_a_roberta_in_sentence_transformers_reads_no_more_than_it_has_positions(
+    tmp_path: Path, tiny_tokenizer: Any
+) -> None:
+    """sentence-transformers reads the limit off the config, which counts two positions more: long texts failed."""
+    from transformers import RobertaConfig, RobertaModel
+
+    pytest.importorskip("sentence_transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = RobertaConfig(vocab_size=len(tiny_tokenizer), max_position_embeddings=20, pad_token_id=1, **sizes)
+    RobertaModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    sentence_transformer(tmp_path, {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False})
+    encoder = load_encoder(tmp_path, device="cpu")
+    assert encoder.max_length == 18
+    assert encoder.encode(["the man plays guitar " * 10]).shape == (1, 32)
+
+
+def test_a_static_encoder_has_no_length_limit(tmp_path: Path, tiny_folder: Path) -> None:
+    from csekit.trainers.static_distillation import StaticDistillation, distill_static
+
+    pytest.importorskip("sentence_transformers")
+    teacher = load_encoder(tiny_folder, pooling="mean", device="cpu")
+    distill_static(teacher, tmp_path / "static", StaticDistillation(dims=4), progress=False)
+    with pytest.raises(ValueError, match="max_length must be left out for StaticEmbedding, got 5"):
+        load_encoder(tmp_path / "static", max_length=5)
+
+
+def test_a_tokenizer_that_cuts_the_start_goes_through_sentence_transformers(tiny_folder: Path) -> None:
+    """csekit cut the end, sentence-transformers the start."""
+    st = pytest.importorskip("sentence_transformers")
+    sentence_transformer(tiny_folder, {"pooling_mode_mean_tokens": True})
+    file = tiny_folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "truncation_side": "left"}))
+    texts = [*TEXTS, "the man plays guitar " * 10 + "red house"]
+    wanted = st.SentenceTransformer(str(tiny_folder), device="cpu").encode(texts)
+    np.testing.assert_allclose(load_encoder(tiny_folder, device="cpu").encode(texts), wanted, atol=1e-5)
 
 
 def test_lower_case_setting_is_followed(tiny_folder: Path) -> None:
@@ -160,3 +231,30 @@ def test_training_checkpoint(tmp_path: Path, tiny_folder: Path, tiny_tokenizer: 
         np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-6)
     with pytest.raises(ValueError, match="pooling must be left out or 'mean'"):
         load_encoder(run, pooling="cls")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pooling": "cls"},
+        {"pooling": "last", "projector": "tanh", "projector_at_inference": True, "truncate_dim": 8},
+        {"pooling": "mask", "prompt_template": "the {sentence} is {mask}"},
+    ],
+)
+def test_a_checkpoint_with_its_code(
+    tmp_path: Path, tiny_folder: Path, tiny_tokenizer: Any, fields: dict[str, Any]
+) -> None:
+    """What ``csekit push --custom_code`` publishes was taken for a plain encoder, and ended with an AttributeError."""
+    from csekit.encoding import export_sentence_transformer
+    from csekit.modeling import CSEModel
+    from csekit.modeling.custom_code import export_with_code
+
+    model = CSEModel.from_backbone(str(tiny_folder), tokenizer=tiny_tokenizer, **fields)
+    export_with_code(model, tmp_path / "code", tiny_tokenizer)
+    model.export(tmp_path / "plain", tiny_tokenizer)
+    export_sentence_transformer(tmp_path / "code", tmp_path / "half", dtype="float16")
+    texts = [*TEXTS, "a red house " * 30]
+    wanted = load_encoder(tmp_path / "plain", device="cpu").encode(texts)
+    found = load_encoder(tmp_path / "code", device="cpu").encode(texts)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    np.testing.assert_allclose(load_encoder(tmp_path / "half", device="cpu").encode(texts), wanted, atol=1e-2)

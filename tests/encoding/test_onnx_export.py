@@ -146,6 +146,8 @@ def test_an_export_is_an_encoder(exported: tuple[Path, str], checkpoint: Path) -
     np.testing.assert_array_equal(elsewhere.encode(TEXTS), encoder.encode(TEXTS))
     with pytest.raises(ValueError, match="max_length must be at most 32 for this graph, got 33"):
         load_encoder(exported[0], max_length=33)
+    with pytest.raises(ValueError, match=r"max_length must exceed the 2 tokens .*, got 0"):
+        load_encoder(exported[0], max_length=0).encode(TEXTS)
     with pytest.raises(ValueError, match="must be left out for an ONNX export"):
         load_encoder(exported[0], pooling="mean")
 
@@ -259,6 +261,36 @@ def test_other_dtypes(checkpoint: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(theirs.astype(np.float32), wanted, atol=2e-2)
     record = json.loads((tmp_path / "half/export.json").read_text())
     assert record["dtype"] == "float16" and "model.safetensors" in record["files"]
+
+
+def test_another_dtype_of_a_checkpoint_with_adapters(backbone: Path, tmp_path: Path) -> None:
+    """The folder had the adapters beside the weights, by names of peft: ``AutoModel`` drew the weights at random."""
+    pytest.importorskip("peft", reason="needs the extra 'lora'")
+    model = SimCSEModel.from_backbone(backbone, pooling="mean", lora=2)
+    for name, parameter in model.backbone.named_parameters():
+        if ".lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "training")
+    BertTokenizer.from_pretrained(backbone).save_pretrained(tmp_path / "training")
+    found = run("export", tmp_path / "training", "-o", tmp_path / "out", "--format", "sentence-transformers")
+    assert found.exit_code == 0, found.output
+    _, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    wanted = load_encoder(tmp_path / "training", device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(load_encoder(tmp_path / "out", device="cpu").encode(TEXTS), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_checkpoint_in_16_bits_is_computed_in_float32(backbone: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    """As every other encoder. It was computed in 16 bits, and its graph could not be run, or was refused."""
+    model = SimCSEModel.from_backbone(backbone, projector="tanh", projector_at_inference=True).to(dtype)
+    model.export(tmp_path, BertTokenizer.from_pretrained(backbone))
+    model.save_pretrained(tmp_path / "training")
+    wanted = load_encoder(tmp_path, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(load_encoder(tmp_path / "training", device="cpu").encode(TEXTS), wanted, atol=1e-6)
+    found = run("export", tmp_path / "training", "-o", tmp_path / "graph", "--pooled")
+    assert found.exit_code == 0, found.output
+    np.testing.assert_allclose(load_encoder(tmp_path / "graph").encode(TEXTS), wanted, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 
+from csekit.encoding import load_encoder
 from csekit.modeling import SimCSEModel
 from csekit.modeling.export import fold, length_limit
 
@@ -118,6 +119,19 @@ def test_length_limit_of_the_tokenizer(checkpoint, tokenizer_of):
     assert length_limit(backbone, tokenizer) == 12
 
 
+def test_length_limit_of_an_encoder_without_one(tokenizer_of, tmp_path):
+    """XLNet's configuration names -1 positions: that was the limit of the export, which nothing could load."""
+    config = AutoConfig.for_model("xlnet", vocab_size=97, d_model=16, n_layer=1, n_head=2, d_inner=24)
+    AutoModel.from_config(config).save_pretrained(tmp_path / "xlnet")
+    tokenizer_of("bert").save_pretrained(tmp_path / "xlnet")
+    model = SimCSEModel.from_backbone(tmp_path / "xlnet", pooling="mean")
+    model.export(tmp_path / "run", tokenizer_of("bert"))
+    encoder = load_encoder(tmp_path / "run", device="cpu")
+    assert encoder.max_length == 512
+    assert load_encoder(tmp_path / "xlnet", pooling="mean", max_length=9).max_length == 9
+    np.testing.assert_allclose(encoder.encode(TEXTS), embed(model, tokenizer_of("bert")).numpy(), rtol=0, atol=1e-5)
+
+
 def test_length_limit_is_not_read_off_the_word_embedding(encoder_config, tokenizer_of):
     """A vocabulary as large as the number of positions was taken for a position table."""
     config = encoder_config("bert", max_position_embeddings=97)
@@ -141,6 +155,19 @@ def test_the_length_of_training_is_not_in_the_tokenizer(checkpoint, tokenizer_of
     saved = read(tmp_path / "tokenizer.json")
     assert saved["truncation"] is None and saved["padding"] is None
     assert len(AutoTokenizer.from_pretrained(tmp_path)(TEXTS[1])["input_ids"]) == 10
+
+
+@pytest.mark.parametrize("side", ["padding_side", "truncation_side"])
+def test_the_export_pads_and_truncates_as_csekit_does(checkpoint, tokenizer_of, tmp_path, side):
+    """With a tokenizer that does it on the left, sentence-transformers gave other vectors than csekit."""
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs the extra 'st'")
+    tokenizer_of("bert").save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, **{side: "left"})
+    assert getattr(tokenizer, side) == "left"
+    model_of(checkpoint, pooling="mean").export(tmp_path, tokenizer)
+    texts = [*TEXTS, " ".join(f"w{i}" for i in range(60))]
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
+    np.testing.assert_allclose(theirs, load_encoder(tmp_path, device="cpu").encode(texts), rtol=0, atol=1e-5)
 
 
 def test_exporting_twice_leaves_nothing_stale(checkpoint, tokenizer_of, tmp_path):

@@ -9,6 +9,7 @@ from sentence_transformers.sentence_transformer.losses import MarginMSELoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import pairwise_cos_sim, pairwise_dot_score
 
+from csekit.encoding import load_encoder
 from csekit.modeling import CSEModel
 
 
@@ -41,6 +42,13 @@ def test_the_export_names_the_similarity(checkpoint, tokenizer_of, tmp_path, sim
     build(checkpoint("bert"), margin_similarity=similarity).export(tmp_path, tokenizer_of("bert"))
     settings = json.loads((tmp_path / "config_sentence_transformers.json").read_text())
     assert settings["similarity_fn_name"] == similarity
+
+
+def test_the_checkpoint_is_searched_with_its_similarity(checkpoint, tokenizer_of, tmp_path):
+    """Retrieval and search took the cosine for ``training/``, and the dot product for the export."""
+    build(checkpoint("bert"), margin_similarity="dot").save_pretrained(tmp_path / "training")
+    tokenizer_of("bert").save_pretrained(tmp_path / "training")
+    assert load_encoder(tmp_path / "training").similarity_fn_name == "dot"
 
 
 def test_a_similarity_that_is_not_allowed(checkpoint):

@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,26 @@ def test_a_killed_call_goes_on(tiny_folder: Path, tmp_path: Path, static: Path, 
     assert not (tmp_path / "again.parts").exists()
     for name in ("model.safetensors", "tokenizer.json"):
         assert (tmp_path / "again" / name).read_bytes() == (static / name).read_bytes()
+
+
+def test_a_call_that_was_killed_while_it_wrote_goes_on(tiny_folder: Path, tmp_path: Path, static: Path) -> None:
+    """The same call said that the folder holds something else than a static encoder."""
+    program = f"""
+import os, signal
+from pathlib import Path
+from csekit.encoding import load_encoder
+from csekit.trainers import static_distillation
+static_distillation.save_file = lambda *words: os.kill(os.getpid(), signal.SIGKILL)
+encoder = load_encoder({str(tiny_folder)!r}, "mean", device="cpu")
+settings = static_distillation.StaticDistillation(dims=8)
+static_distillation.distill_static(encoder, Path({str(tmp_path / "again")!r}), settings, progress=False)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = run(tiny_folder, "--pooling", "mean", "--dims", 8, "--output", tmp_path / "again")
+    assert done.exit_code == 0, done.output
+    assert {path.name for path in (tmp_path / "again").iterdir()} == {path.name for path in static.iterdir()}
+    assert np.array_equal(*(load_encoder(folder).encode(["a dog runs"]) for folder in (static, tmp_path / "again")))
 
 
 @pytest.mark.parametrize(
