@@ -222,6 +222,12 @@ class TermsTrainer(Trainer):
             written = torch.load(path, map_location=self.args.device)
             self._names, self._window, self._origins = written["names"], written["rows"], written["origins"]
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Compare as Transformers does; a new best step gets a checkpoint even if none is due."""
+        best = super()._determine_best_metric(metrics, trial)
+        self.control.should_save |= best and self.args.load_best_model_at_end
+        return best
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self._window:
             self._checked_window()

@@ -19,6 +19,7 @@ from csekit.evaluation.sts import EmbeddedPairs
 from csekit.evaluation.transfer_data import Split, TransferTask
 from csekit.modeling import OBJECTIVES, Reconstruction, SimCSEModel
 from csekit.trainers import CSETrainer, CSETrainingArguments
+from csekit.trainers.run_record import kept_step
 
 WORDS = ("the", "red", "fast", "guitar", "house", "tree", "ball")
 SmallRun = Callable[..., CSETrainer]
@@ -148,6 +149,16 @@ def test_the_best_checkpoint_is_kept_and_restored_and_the_last_one_too(small_run
     assert (folder / "modules.json").is_file()
     assert_weights(trainer, load_file(tmp_path / "run" / "training" / "model.safetensors"))
     assert checkpoints(trainer) == {"checkpoint-4", "checkpoint-10"}
+
+
+def test_a_best_step_without_a_checkpoint_of_its_own_is_kept(small_run: SmallRun, tmp_path: Path) -> None:
+    """Regression: with fewer checkpoints than evaluations the run ended with other weights than those it named."""
+    trainer = small_run(tmp_path / "run", 80, dev=True, kind=Scripted, eval_steps=2, save_steps=4)
+    trainer.script = {2: 10.0, 4: 20.0, 6: 40.0, 8: 30.0, 10: 25.0}
+    trainer.train()
+    assert (trainer.state.best_global_step, kept_step(trainer)) == (6, 6)
+    assert checkpoints(trainer) == {"checkpoint-6", "checkpoint-10"}
+    assert_weights(trainer, saved_weights(trainer, 6))
 
 
 @pytest.mark.parametrize(
