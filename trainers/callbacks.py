@@ -72,14 +72,21 @@ class StopOnTerminate(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.interrupted:  # the epoch has not ended
+        if self.interrupted and not ended(state):
             control.should_save = control.should_log = control.should_evaluate = False
+        elif self.interrupted:  # the checkpoint holds the epoch's scores and log as well
+            control.should_save |= control.should_log or control.should_evaluate
 
     def restore(self) -> None:
         """Reinstall the handler that was there before training."""
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None
+
+
+def ended(state: TrainerState) -> bool:
+    """Return True after the last step of an epoch, or of the training."""
+    return not (state.epoch or 0) % 1 or state.global_step >= state.max_steps
 
 
 class MeasuredTrainer(Protocol):

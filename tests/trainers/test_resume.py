@@ -93,6 +93,34 @@ def test_a_run_that_was_stopped_between_two_log_entries_logs_like_one_that_was_n
     assert [e["step"] for e in logs[0] if "loss" in e] == ([4, 5, 8, 9] if strategy == "epoch" else [4, 8, 9])
 
 
+def scores_and_losses(trainer: Any) -> list[dict[str, Any]]:
+    """The log without what a clock measured."""
+    return [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
+
+
+@pytest.mark.parametrize("step", [5, 10])
+@pytest.mark.parametrize("strategies", ["epoch epoch", "epoch steps"])
+def test_a_run_that_was_stopped_at_the_end_of_an_epoch_has_the_scores_of_this_epoch(
+    small: ModuleType, small_run: Callable[..., Any], tmp_path: Path, step: int, strategies: str
+) -> None:
+    """Regression: the epoch's evaluation was left out for good, and its weights could not be the best."""
+    evaluating, saving = strategies.split()
+    options: dict[str, Any] = {"num_train_epochs": 2, "eval_strategy": evaluating, "save_strategy": saving}
+    options |= {"eval_steps": 100, "load_best_model_at_end": saving == "epoch"}
+    if saving == "epoch":
+        options |= {"metric_for_best_model": "effective_rank"}
+    straight = small_run(tmp_path / "straight", **options)  # five steps an epoch
+    straight.train()
+    stopped = small_run(tmp_path / "stopped", **options)
+    stopped.add_callback(small.SignalAt(step, signal.SIGTERM))
+    stopped.train()
+    assert stopped.stop_on_terminate.interrupted and stopped.state.global_step == step
+    resumed = small_run(tmp_path / "stopped", **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert scores_and_losses(resumed) == scores_and_losses(straight)
+    assert resumed.state.best_global_step == straight.state.best_global_step
+
+
 @pytest.mark.slow
 def test_a_run_that_was_killed_or_stopped_ends_bitwise_like_one_that_was_not(
     base: dict[str, Any], tmp_path: Path
