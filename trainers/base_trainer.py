@@ -223,10 +223,11 @@ class TermsTrainer(Trainer):
             self._names, self._window, self._origins = written["names"], written["rows"], written["origins"]
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Compare as Transformers does; a new best step gets a checkpoint even if none is due."""
+        """Compare as Transformers does; a new best step gets a checkpoint even if none is due. Return True also for
+        an interrupted run, which Transformers asks with ``save_strategy`` best whether to write one."""
         best = super()._determine_best_metric(metrics, trial)
         self.control.should_save |= best and self.args.load_best_model_at_end
-        return best
+        return best or self.stop_on_terminate.interrupted
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self._window:

@@ -121,6 +121,31 @@ def test_a_run_that_was_stopped_at_the_end_of_an_epoch_has_the_scores_of_this_ep
     assert resumed.state.best_global_step == straight.state.best_global_step
 
 
+def test_a_stopped_run_writes_a_checkpoint_with_any_strategy_and_goes_on_in_the_same_process(
+    small: ModuleType, small_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Regressions: with save_strategy best there was none if the score was no new best; a second ``train`` stopped
+    after a step, as the first."""
+    options = {"dev": True, "max_steps": 6, "eval_steps": 1, "save_strategy": "best", "logging_steps": 1}
+
+    class Falling(small.CSETrainer):  # type: ignore[name-defined,misc]
+        def dev_scores(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+            return {"dev_spearman": 50.0 - self.state.global_step}
+
+    trainer = small_run(tmp_path / "run", **options, kind=Falling)
+    signals = small.SignalAt(4, signal.SIGTERM)
+    trainer.add_callback(signals)
+    trainer.train()
+    assert (trainer.stop_on_terminate.interrupted, trainer.state.global_step) == (True, 4)
+    assert {path.name for path in Path(trainer.training_dir).glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-4"}
+    trainer.remove_callback(signals)
+    trainer.train(resume_from_checkpoint=True)
+    assert (trainer.stop_on_terminate.interrupted, trainer.state.global_step) == (False, 6)
+    straight = small_run(tmp_path / "straight", **options, kind=Falling)
+    straight.train()
+    assert scores_and_losses(trainer) == scores_and_losses(straight)
+
+
 @pytest.mark.slow
 def test_a_run_that_was_killed_or_stopped_ends_bitwise_like_one_that_was_not(
     base: dict[str, Any], tmp_path: Path
