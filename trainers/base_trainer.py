@@ -27,7 +27,15 @@ from csekit.modeling.export import MODEL_FILES
 from csekit.modeling.quiet import quiet_weights
 from csekit.trainers.arguments import RunTrainingArguments
 from csekit.trainers.callbacks import Report, StopOnTerminate
-from csekit.trainers.checkpoints import MANIFEST, STATE, as_checkpoint, checked, finish_checkpoint, resumable
+from csekit.trainers.checkpoints import (
+    MANIFEST,
+    STATE,
+    as_checkpoint,
+    check_optimizer,
+    checked,
+    finish_checkpoint,
+    resumable,
+)
 from csekit.trainers.data.datasets import EpochMixin, SetEpochCallback, ShuffledRows
 from csekit.trainers.progress import ProgressLines
 from csekit.trainers.run_lock import check_held, held
@@ -87,7 +95,7 @@ class TermsTrainer(Trainer):
 
         Raises:
             FolderInUseError: another process works in the run's folder.
-            CheckpointError: the named checkpoint is not there, or is broken.
+            CheckpointError: the named checkpoint is not there, or is broken, or holds the model alone.
             SettingsChangedError: the settings are not those of the run that is resumed, see ``allow_changed``.
             DiskFullError: there is no room for a checkpoint. Those before it are whole.
         """
@@ -120,6 +128,8 @@ class TermsTrainer(Trainer):
         needs_best = bool(self.args.load_best_model_at_end)
         lineage = record.lineage if record else {}
         checkpoint = resumable(training, lineage, needs_best) if wanted is True else Path(str(wanted))
+        if checkpoint is not None:
+            check_optimizer(checkpoint)
         if record is None:
             if checkpoint is not None:
                 logger.warning("%s: the run recorded no settings, so they were not compared", folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from transformers.trainer import OPTIMIZER_NAME
 from transformers.trainer_utils import rotate_checkpoints
 
 from csekit.encoding.provenance import write_json
@@ -128,6 +129,14 @@ def checked(path: Path) -> Path:
     if damage := as_checkpoint(path).damage():
         raise CheckpointError(f"{path} cannot be continued: {damage}; True takes the last whole checkpoint of the run")
     return path
+
+
+def check_optimizer(checkpoint: Path) -> None:
+    """Raise CheckpointError for a checkpoint without the optimiser's state: Transformers would start a new one."""
+    if not (checkpoint / OPTIMIZER_NAME).is_file():
+        raise CheckpointError(
+            f"{checkpoint} cannot be continued: it holds the model alone, without the optimiser (save_only_model)"
+        )
 
 
 def _counts(checkpoint: Checkpoint, lineage: Lineage) -> bool:

@@ -146,6 +146,19 @@ def test_a_stopped_run_writes_a_checkpoint_with_any_strategy_and_goes_on_in_the_
     assert scores_and_losses(trainer) == scores_and_losses(straight)
 
 
+@pytest.mark.parametrize("wanted", [True, "training/checkpoint-4"])
+def test_a_checkpoint_of_the_model_alone_is_not_resumed(
+    small_run: Callable[..., Any], tmp_path: Path, wanted: bool | str
+) -> None:
+    """Regression: the learning rate and the optimiser's moments began anew in the middle of the run."""
+    options = {"max_steps": 8, "eval_steps": 4, "save_only_model": True}
+    small_run(tmp_path / "run", **options).train()
+    trainer = small_run(tmp_path / "run", **options)
+    words = "checkpoint-[48] cannot be continued: it holds the model alone, without the optimiser .save_only_model."
+    with pytest.raises(ValueError, match=words):
+        trainer.check_resume(wanted if wanted is True else str(tmp_path / "run" / wanted))
+
+
 @pytest.mark.slow
 def test_a_run_that_was_killed_or_stopped_ends_bitwise_like_one_that_was_not(
     base: dict[str, Any], tmp_path: Path
