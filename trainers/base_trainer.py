@@ -26,7 +26,7 @@ from csekit.modeling.drafts import DiskFullError, full_disk_told, whole_files
 from csekit.modeling.export import MODEL_FILES
 from csekit.modeling.quiet import quiet_weights
 from csekit.trainers.arguments import RunTrainingArguments
-from csekit.trainers.callbacks import Report, StopOnTerminate
+from csekit.trainers.callbacks import Report, Resume, StopOnTerminate
 from csekit.trainers.checkpoints import (
     MANIFEST,
     STATE,
@@ -72,7 +72,8 @@ class TermsTrainer(Trainer):
         self._names: list[str] = []
         self._settings = RunSettings({})
         self.stop_on_terminate = StopOnTerminate()
-        own = [SetEpochCallback(train_dataset), Report(), self.stop_on_terminate]
+        self._resume = Resume()
+        own = [SetEpochCallback(train_dataset), Report(), self.stop_on_terminate, self._resume]
         super().__init__(train_dataset=train_dataset, callbacks=[*own, *callbacks], **kwargs)
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
@@ -102,6 +103,7 @@ class TermsTrainer(Trainer):
         with self.locked():
             checkpoint, self._settings = self._resumed(resume_from_checkpoint)
             self._read_window(checkpoint)
+            self._resume.checkpoint = checkpoint
             if self.args.process_index == 0:
                 self._settings.write(Path(self.training_dir))
             try:
@@ -123,9 +125,9 @@ class TermsTrainer(Trainer):
         settings, training = self.run_settings(), Path(self.training_dir)
         if not wanted:
             return None, RunSettings(settings)
-        folder = training if wanted is True else checked(Path(str(wanted))).parent
-        record = RunSettings.read(folder)
         needs_best = bool(self.args.load_best_model_at_end)
+        folder = training if wanted is True else checked(Path(str(wanted)), needs_best).parent
+        record = RunSettings.read(folder)
         lineage = record.lineage if record else {}
         checkpoint = resumable(training, lineage, needs_best) if wanted is True else Path(str(wanted))
         if checkpoint is not None:

@@ -3,6 +3,7 @@
 import logging
 import signal
 import threading
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from csekit.evaluation.geometry_scores import positive_pairs, space_scores
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.sts import EmbeddedPairs
 from csekit.modeling.distributed import world_size
+from csekit.trainers.checkpoints import as_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,25 @@ class Report(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         control.should_log |= control.should_save
+
+
+class Resume(TrainerCallback):
+    """Find the best checkpoint of a resumed run also after its folder was moved. Transformers looks for the recorded
+    path alone.
+
+    Arguments:
+        checkpoint: the folder that training resumes from, None for a new start.
+    """
+
+    def __init__(self, checkpoint: str | None = None) -> None:
+        self.checkpoint = checkpoint
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.checkpoint is not None:
+            best = as_checkpoint(Path(self.checkpoint)).best()
+            state.best_model_checkpoint = None if best is None else str(best.path)
 
 
 class StopOnTerminate(TrainerCallback):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from csekit.trainers import CSETrainer
 
 SCRIPT = Path(__file__).with_name("small_runs.py")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -93,6 +96,13 @@ def test_a_run_that_was_stopped_between_two_log_entries_logs_like_one_that_was_n
     assert [e["step"] for e in logs[0] if "loss" in e] == ([4, 5, 8, 9] if strategy == "epoch" else [4, 8, 9])
 
 
+class Falling(CSETrainer):
+    """Dev scores that become worse."""
+
+    def dev_scores(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        return {"dev_spearman": 50.0 - self.state.global_step}
+
+
 def scores_and_losses(trainer: Any) -> list[dict[str, Any]]:
     """The log without what a clock measured."""
     return [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
@@ -127,11 +137,6 @@ def test_a_stopped_run_writes_a_checkpoint_with_any_strategy_and_goes_on_in_the_
     """Regressions: with save_strategy best there was none if the score was no new best; a second ``train`` stopped
     after a step, as the first."""
     options = {"dev": True, "max_steps": 6, "eval_steps": 1, "save_strategy": "best", "logging_steps": 1}
-
-    class Falling(small.CSETrainer):  # type: ignore[name-defined,misc]
-        def dev_scores(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-            return {"dev_spearman": 50.0 - self.state.global_step}
-
     trainer = small_run(tmp_path / "run", **options, kind=Falling)
     signals = small.SignalAt(4, signal.SIGTERM)
     trainer.add_callback(signals)
@@ -144,6 +149,31 @@ def test_a_stopped_run_writes_a_checkpoint_with_any_strategy_and_goes_on_in_the_
     straight = small_run(tmp_path / "straight", **options, kind=Falling)
     straight.train()
     assert scores_and_losses(trainer) == scores_and_losses(straight)
+
+
+def test_a_finished_run_whose_folder_was_moved_keeps_its_best_step(
+    small_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Regression: it ended with the last weights, under the best step's number and score."""
+    options = {"dev": True, "max_steps": 6, "eval_steps": 2, "kind": Falling}
+    small_run(tmp_path / "run", **options).train()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    trainer = small_run(tmp_path / "moved", **options)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.best_global_step == 2
+    best = load_file(tmp_path / "moved" / "training" / "checkpoint-2" / "model.safetensors")
+    state = trainer.model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in best.items())
+
+
+def test_a_named_checkpoint_needs_the_best_one_that_it_names(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    """Regression: the score of the best step stayed on record, and the weights of the last step were kept."""
+    options = {"dev": True, "max_steps": 6, "eval_steps": 2, "save_total_limit": None, "kind": Falling}
+    small_run(tmp_path / "run", **options).train()
+    training = tmp_path / "run" / "training"
+    shutil.rmtree(training / "checkpoint-2")
+    with pytest.raises(ValueError, match="checkpoint-4 cannot be continued: the best checkpoint so far, checkpoint-2"):
+        small_run(tmp_path / "run", **options).check_resume(str(training / "checkpoint-4"))
 
 
 @pytest.mark.parametrize("wanted", [True, "training/checkpoint-4"])
