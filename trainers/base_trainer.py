@@ -75,6 +75,8 @@ class TermsTrainer(Trainer):
         self._resume = Resume()
         own = [SetEpochCallback(train_dataset), Report(), self.stop_on_terminate, self._resume]
         super().__init__(train_dataset=train_dataset, callbacks=[*own, *callbacks], **kwargs)
+        if self.args.bf16_full_eval or self.args.fp16_full_eval:  # Transformers leaves it where it is until it trains
+            self._move_model_to_device(self.model, self.args.device)
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
         self.add_callback(ProgressLines(self.args.log_format))

@@ -39,6 +39,13 @@ class Recording(CSETrainer):
         return loss
 
 
+class OnMeta(CSETrainer):
+    """Moves its model to a device that every machine has besides the CPU."""
+
+    def _move_model_to_device(self, model: Any, device: Any) -> None:
+        model.to("meta")
+
+
 def training_log(trainer: CSETrainer) -> list[dict[str, float]]:
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
@@ -188,6 +195,16 @@ def test_without_dev_set_the_last_state_is_kept_and_criteria_without_labels_are_
         assert {"eval_alignment", "eval_uniformity", "eval_effective_rank"} <= entry.keys()
         assert all(math.isfinite(value) for value in entry.values())
     assert [entry["step"] for entry in evaluations(trainer)] == [4, 5]
+
+
+@pytest.mark.parametrize("options", [{}, {"bf16": True}, {"bf16_full_eval": True}], ids=["fp32", "bf16", "full_eval"])
+def test_the_model_is_on_the_device_before_training(
+    small_run: SmallRun, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Regression: Transformers leaves it on the CPU with ``bf16_full_eval``, which bf16 sets: on a GPU the scores
+    before training ended in an error of two devices."""
+    trainer = small_run(tmp_path / "run", kind=OnMeta, **options)
+    assert {parameter.device.type for parameter in trainer.model.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize("name", ["uniformity", "eval_uniformity"])
