@@ -168,6 +168,11 @@ def _check_scheduler(args: RunTrainingArguments) -> None:
             raise ValueError(f"lr_scheduler_kwargs of {kind.value!r} must not have {name!r}")
 
 
+def follows_score(args: TrainingArguments) -> bool:
+    """Return True if the learning rate follows ``metric_for_best_model`` instead of the steps."""
+    return SchedulerType(args.lr_scheduler_type).value in ("reduce_lr_on_plateau", "greedy")
+
+
 @dataclass
 class CSETrainingArguments(RunTrainingArguments):
     """Arguments of contrastive training: :class:`RunTrainingArguments` with further fields and SimCSE's settings.

@@ -18,14 +18,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import RandomSampler
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import IntervalStrategy, SchedulerType, TrainOutput
 
 from csekit.encoding.workers import end_with_parent
 from csekit.modeling.distributed import world_size
 from csekit.modeling.drafts import DiskFullError, full_disk_told, whole_files
 from csekit.modeling.export import MODEL_FILES
 from csekit.modeling.quiet import quiet_weights
-from csekit.trainers.arguments import RunTrainingArguments
+from csekit.trainers.arguments import RunTrainingArguments, follows_score
 from csekit.trainers.callbacks import Report, Resume, StopOnTerminate
 from csekit.trainers.checkpoints import (
     MANIFEST,
@@ -62,6 +62,9 @@ class TermsTrainer(Trainer):
     Arguments:
         train_dataset: map-style, or a stream; the trainer sets its epoch.
         callbacks, kwargs: as in Transformers.
+
+    Raises:
+        ValueError: the learning rate follows a score, and none is named.
     """
 
     args: RunTrainingArguments
@@ -74,6 +77,10 @@ class TermsTrainer(Trainer):
         self.stop_on_terminate = StopOnTerminate()
         self._resume = Resume()
         own = [SetEpochCallback(train_dataset), Report(), self.stop_on_terminate, self._resume]
+        args = kwargs["args"]
+        if follows_score(args) and args.metric_for_best_model is None and args.eval_strategy != IntervalStrategy.NO:
+            kind = SchedulerType(args.lr_scheduler_type).value
+            raise ValueError(f"metric_for_best_model must name a score with lr_scheduler_type {kind!r}, got None")
         super().__init__(train_dataset=train_dataset, callbacks=[*own, *callbacks], **kwargs)
         if self.args.bf16_full_eval or self.args.fp16_full_eval:  # Transformers leaves it where it is until it trains
             self._move_model_to_device(self.model, self.args.device)
@@ -152,6 +159,17 @@ class TermsTrainer(Trainer):
             self.control.should_training_stop = True
             return [], None
         return super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Create the scheduler as Transformers does, and tell one that follows a score which scores are better."""
+        given = self.args.lr_scheduler_kwargs
+        if follows_score(self.args):
+            mode = "max" if self.args.greater_is_better else "min"
+            self.args.lr_scheduler_kwargs = {"mode": mode, **(given or {})}
+        try:
+            return super().create_scheduler(num_training_steps, optimizer)
+        finally:
+            self.args.lr_scheduler_kwargs = given
 
     def get_train_dataloader(self) -> Any:
         """Return Transformers' loader, whose workers end with this process."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import IntervalStrategy, SchedulerType
 
 from csekit.encoding.encoder import evaluating
 from csekit.modeling import EncoderForPreTraining, InfoCSEForPreTraining
@@ -22,7 +22,7 @@ from csekit.modeling.initialization import (
     near_identity_transform_,
     ppmi_embeddings,
 )
-from csekit.trainers.arguments import PretrainingArguments
+from csekit.trainers.arguments import PretrainingArguments, follows_score
 from csekit.trainers.base_trainer import TermsTrainer, warn_of_launcher, without_autocast
 from csekit.trainers.batches.masking import MaskingVocabulary
 from csekit.trainers.batches.packing import Blocks, PretrainingCollator
@@ -210,6 +210,9 @@ def _check(
         )
     if heldout is None and args.load_best_model_at_end:
         raise ValueError("load_best_model_at_end must be False without held-out text, got True")
+    if heldout is None and follows_score(args):
+        kind = SchedulerType(args.lr_scheduler_type).value
+        raise ValueError(f"lr_scheduler_type must not be {kind!r} without held-out text, whose loss it follows")
     if args.n_gpu > 1:
         raise ValueError(
             f"{args.n_gpu} GPUs in one process cannot share a batch of masked positions: start with "

@@ -308,6 +308,8 @@ def test_settings_that_cannot_work_are_refused(tokenizer: PreTrainedTokenizerFas
         trainer_of(tmp_path, tokenizer, block_length=64)
     with pytest.raises(ValueError, match="load_best_model_at_end must be False without held-out text"):
         trainer_of(tmp_path, tokenizer, heldout=False, load_best_model_at_end=True)
+    with pytest.raises(ValueError, match="lr_scheduler_type must not be 'reduce_lr_on_plateau' without held-out text"):
+        trainer_of(tmp_path, tokenizer, heldout=False, lr_scheduler_type="reduce_lr_on_plateau")
     with pytest.raises(ValueError, match="push_to_hub must be False"):
         trainer_of(tmp_path, tokenizer, push_to_hub=True)
     larger = train_tokenizer(SENTENCES, 60)

@@ -207,6 +207,26 @@ def test_the_model_is_on_the_device_before_training(
     assert {parameter.device.type for parameter in trainer.model.parameters()} == {"meta"}
 
 
+@pytest.mark.parametrize("metric", ["dev_spearman", "uniformity"])
+def test_a_rate_that_follows_the_score_falls_when_the_score_becomes_worse(
+    small_run: SmallRun, tmp_path: Path, metric: str
+) -> None:
+    """Regression: a score of which the greater is the better one counted as a loss."""
+    options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0}}
+    options |= {"metric_for_best_model": metric, "eval_steps": 1, "logging_steps": 1, "max_steps": 4}
+    trainer = small_run(tmp_path / "run", dev=True, kind=Scripted, **options)
+    trainer.script = {1: 1.0, 2: 0.5, 3: 0.25, 4: 0.125}
+    trainer.train()
+    assert [entry["learning_rate"] for entry in training_log(trainer)] == pytest.approx([1e-3, 1e-3, 1e-4, 1e-5])
+
+
+def test_a_rate_that_follows_the_score_needs_one(small_run: SmallRun, tmp_path: Path) -> None:
+    """Regression: an AttributeError at the first evaluation."""
+    words = "metric_for_best_model must name a score with lr_scheduler_type 'reduce_lr_on_plateau', got None"
+    with pytest.raises(ValueError, match=words):
+        small_run(tmp_path / "run", lr_scheduler_type="reduce_lr_on_plateau")
+
+
 @pytest.mark.parametrize("name", ["uniformity", "eval_uniformity"])
 def test_a_criterion_without_labels_can_select(small_run: SmallRun, tmp_path: Path, name: str) -> None:
     trainer = small_run(tmp_path / "run", kind=Scripted, eval_steps=1, metric_for_best_model=name)
