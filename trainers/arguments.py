@@ -308,6 +308,11 @@ class CSETrainingArguments(RunTrainingArguments):
             raise ValueError(f"objective_warmup_steps must be at least 0, got {self.objective_warmup_steps}")
         if self.objective_warmup_steps and self.objectives_from is not None:
             raise ValueError("give objective_warmup_steps or objectives_from, got both")
+        if self.train_sampling_strategy not in ("random", "sequential"):
+            raise ValueError(
+                f"train_sampling_strategy must be 'random' or 'sequential', got {self.train_sampling_strategy!r}, "
+                "which needs the tokens of all rows before training"
+            )
         make_augmentation(  # raises ValueError for wrong values
             self.augmentation, self.augmentation_rate, self.augmentation_span
         )

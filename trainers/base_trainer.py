@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import RandomSampler
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
-from transformers.trainer_utils import IntervalStrategy, SchedulerType, TrainOutput
+from transformers.trainer_utils import IntervalStrategy, SchedulerType, TrainOutput, has_length
 
 from csekit.encoding.workers import end_with_parent
 from csekit.modeling.distributed import world_size
@@ -64,7 +64,7 @@ class TermsTrainer(Trainer):
         callbacks, kwargs: as in Transformers.
 
     Raises:
-        ValueError: the learning rate follows a score, and none is named.
+        ValueError: the learning rate follows a score, and none is named; ``dataloader_drop_last`` leaves no batch.
     """
 
     args: RunTrainingArguments
@@ -81,9 +81,12 @@ class TermsTrainer(Trainer):
         if follows_score(args) and args.metric_for_best_model is None and args.eval_strategy != IntervalStrategy.NO:
             kind = SchedulerType(args.lr_scheduler_type).value
             raise ValueError(f"metric_for_best_model must name a score with lr_scheduler_type {kind!r}, got None")
+        batch = args.train_batch_size * args.world_size
+        if args.dataloader_drop_last and has_length(train_dataset) and (rows := len(train_dataset)) < batch:  # type: ignore[arg-type]
+            raise ValueError(f"dataloader_drop_last must be False with fewer rows, {rows}, than a batch has, {batch}")
         super().__init__(train_dataset=train_dataset, callbacks=[*own, *callbacks], **kwargs)
         if self.args.bf16_full_eval or self.args.fp16_full_eval:  # Transformers leaves it where it is until it trains
-            self._move_model_to_device(self.model, self.args.device)
+            self._move_model_to_device(kwargs["model"], self.args.device)
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
         self.add_callback(ProgressLines(self.args.log_format))
@@ -162,7 +165,7 @@ class TermsTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Create the scheduler as Transformers does, and tell one that follows a score which scores are better."""
-        given = self.args.lr_scheduler_kwargs
+        given: Any = self.args.lr_scheduler_kwargs
         if follows_score(self.args):
             mode = "max" if self.args.greater_is_better else "min"
             self.args.lr_scheduler_kwargs = {"mode": mode, **(given or {})}

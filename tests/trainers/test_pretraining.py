@@ -310,6 +310,8 @@ def test_settings_that_cannot_work_are_refused(tokenizer: PreTrainedTokenizerFas
         trainer_of(tmp_path, tokenizer, heldout=False, load_best_model_at_end=True)
     with pytest.raises(ValueError, match="lr_scheduler_type must not be 'reduce_lr_on_plateau' without held-out text"):
         trainer_of(tmp_path, tokenizer, heldout=False, lr_scheduler_type="reduce_lr_on_plateau")
+    with pytest.raises(ValueError, match=r"dataloader_drop_last must be False with fewer rows, \d+, than a batch has"):
+        trainer_of(tmp_path, tokenizer, per_device_train_batch_size=1000, dataloader_drop_last=True)
     with pytest.raises(ValueError, match="push_to_hub must be False"):
         trainer_of(tmp_path, tokenizer, push_to_hub=True)
     larger = train_tokenizer(SENTENCES, 60)

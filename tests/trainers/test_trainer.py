@@ -360,6 +360,11 @@ def test_the_encoder_on_disk_is_compared_in_the_precision_of_the_record(
         ({"label_free_samples": 1}, "label_free_samples must be 0 or at least 2, got 1"),
         ({"max_seq_length": 2}, "max_seq_length must be at least 3, got 2"),
         ({"streaming": True}, "max_steps"),
+        (  # with max_steps it "trained" no step and kept the untrained encoder
+            {"per_device_train_batch_size": 41, "dataloader_drop_last": True, "max_steps": 9},
+            "dataloader_drop_last must be False with fewer rows, 40, than a batch has, 41",
+        ),
+        ({"train_sampling_strategy": "group_by_length"}, "must be 'random' or 'sequential', got 'group_by_length'"),
         (
             {"gradient_checkpointing": True, "fields": {"attention_weight": 1.0, "first_layer": 0, "last_layer": 1}},
             "gradient_checkpointing must be False with 'attention', which reads the attention",
