@@ -134,6 +134,15 @@ def _check_numbers(args: RunTrainingArguments) -> None:
             check_number(name, value, 0, open_ends="low" if name in _ABOVE_0 else "")
     for name in _BELOW_1:
         check_number(name, getattr(args, name), 0, 1, open_ends="high")
+    if args.label_smoothing_factor:
+        raise ValueError(
+            f"label_smoothing_factor must be 0, got {args.label_smoothing_factor}: no loss here is smoothed"
+        )
+    if args.neftune_noise_alpha is not None:
+        raise ValueError(
+            f"neftune_noise_alpha must be left out, got {args.neftune_noise_alpha}: it would divide the "
+            "noise by the tokens of a whole packed batch, not of a text"
+        )
     check_type("max_steps", args.max_steps, int)
     if args.max_steps != -1 and not 1 <= args.max_steps < 2**31:
         raise ValueError(f"max_steps must be at least 1, or -1 for num_train_epochs, got {args.max_steps}")

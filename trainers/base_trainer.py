@@ -64,7 +64,8 @@ class TermsTrainer(Trainer):
         callbacks, kwargs: as in Transformers.
 
     Raises:
-        ValueError: the learning rate follows a score, and none is named; ``dataloader_drop_last`` leaves no batch.
+        ValueError: the learning rate follows a score, and none is named; ``dataloader_drop_last`` leaves no batch; a
+            function for loss or scores, which nothing would call.
     """
 
     args: RunTrainingArguments
@@ -77,6 +78,9 @@ class TermsTrainer(Trainer):
         self.stop_on_terminate = StopOnTerminate()
         self._resume = Resume()
         own = [SetEpochCallback(train_dataset), Report(), self.stop_on_terminate, self._resume]
+        for name in ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"):
+            if kwargs.get(name) is not None:
+                raise ValueError(f"{name} must be left out: the model computes its loss and the trainer its scores")
         args = kwargs["args"]
         if follows_score(args) and args.metric_for_best_model is None and args.eval_strategy != IntervalStrategy.NO:
             kind = SchedulerType(args.lr_scheduler_type).value
@@ -151,6 +155,13 @@ class TermsTrainer(Trainer):
         step = None if wanted is True or checkpoint is None else as_checkpoint(checkpoint).step
         continued = record.continued(settings, self.args.allow_changed or [], folder / SETTINGS, step)
         return (None, RunSettings(settings)) if checkpoint is None else (str(checkpoint), continued)
+
+    def check_evaluated(self, eval_dataset: Any) -> None:
+        """Raise ValueError for another data set than the trainer's own, which alone :meth:`evaluate` scores."""
+        if eval_dataset is not None:
+            raise ValueError(
+                f"eval_dataset must be None: evaluate scores the trainer's dev set, got {type(eval_dataset).__name__}"
+            )
 
     def run_settings(self) -> dict[str, Any]:
         """Return the settings that decide the run's result, as flat plain values."""

@@ -88,6 +88,7 @@ class PretrainingTrainer(TermsTrainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Score the held-out text: return :meth:`heldout_scores` with a prefix, the same on every process."""
+        self.check_evaluated(eval_dataset)
         if self._window and self.is_in_train:
             self._checked_window()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.heldout_scores().items()}

@@ -235,11 +235,11 @@ class CSETrainer(HubTrainer):
             source: Any = self.model if model is None else model
             decayed = set(self.get_decay_parameter_names(source))
             with_decay = {id(p) for name, p in source.named_parameters() if name in decayed}
-            kind, options = self.get_optimizer_cls_and_kwargs(self.args, source)
+            kind, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, source)
             groups = []
             own, rate, own_rate = (
                 own_parameters(self.model),
-                self.args.learning_rate,
+                options.get("lr", self.args.learning_rate),
                 self.args.objective_learning_rate,
             )
             split = own if own_rate is not None else set()
@@ -284,6 +284,7 @@ class CSETrainer(HubTrainer):
             ``{prefix}_{dev.name}_spearman`` (×100), ``{prefix}_transfer_accuracy`` (×100), ``{prefix}_alignment``,
             ``…_uniformity``, ``…_effective_rank``; the same on every process.
         """
+        self.check_evaluated(eval_dataset)
         if self._window and self.is_in_train:
             self._checked_window()
         scores: list[dict[str, float] | None] = [self.dev_scores() if self.args.process_index == 0 else None]

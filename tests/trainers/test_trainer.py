@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -364,6 +364,8 @@ def test_the_encoder_on_disk_is_compared_in_the_precision_of_the_record(
             {"per_device_train_batch_size": 41, "dataloader_drop_last": True, "max_steps": 9},
             "dataloader_drop_last must be False with fewer rows, 40, than a batch has, 41",
         ),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor must be 0, got 0.1: no loss here is smoothed"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha must be left out, got 5.0"),
         ({"train_sampling_strategy": "group_by_length"}, "must be 'random' or 'sequential', got 'group_by_length'"),
         (
             {"gradient_checkpointing": True, "fields": {"attention_weight": 1.0, "first_layer": 0, "last_layer": 1}},
@@ -386,6 +388,47 @@ def test_a_text_longer_than_the_encoder_s_positions_is_refused(small_run: SmallR
     args = replace(trainer.args, output_dir=str(tmp_path / "run"), max_seq_length=41)
     with pytest.raises(ValueError, match="max_seq_length must be at most 40, the encoder's limit, got 41"):
         CSETrainer(trainer.model, args, trainer.corpus, trainer.tokenizer)
+
+
+class WithOptions(CSETrainer):
+    """Gets further arguments of Transformers' Trainer."""
+
+    options: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, **self.options)
+
+
+@pytest.mark.parametrize("name", ["compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"])
+def test_functions_that_nothing_calls_are_refused(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Regression: none was called. With ``compute_loss_func`` the gradients of accumulated batches were added up, not
+    averaged."""
+    monkeypatch.setattr(WithOptions, "options", {name: print})
+    with pytest.raises(ValueError, match=f"{name} must be left out: the model computes its loss"):
+        small_run(tmp_path / "run", kind=WithOptions)
+
+
+def test_the_optimiser_that_is_given_is_used(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it was AdamW whatever ``optimizer_cls_and_kwargs`` said."""
+    given = (torch.optim.SGD, {"lr": 0.25, "momentum": 0.5})
+    monkeypatch.setattr(WithOptions, "options", {"optimizer_cls_and_kwargs": given})
+    optimizer: Any = small_run(tmp_path / "run", kind=WithOptions, weight_decay=0.125).create_optimizer()
+    assert type(optimizer) is torch.optim.SGD
+    assert [(g["lr"], g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [
+        (0.25, 0.5, 0.125),
+        (0.25, 0.5, 0.0),
+    ]
+
+
+def test_another_data_set_is_not_evaluated_in_silence(small_run: SmallRun, tmp_path: Path) -> None:
+    """Regression: the scores were those of the dev set."""
+    trainer = small_run(tmp_path / "run", dev=True)
+    with pytest.raises(ValueError, match="eval_dataset must be None: evaluate scores the trainer's dev set"):
+        trainer.evaluate(trainer.dev)
 
 
 # What trains
