@@ -23,6 +23,13 @@ class Report(TrainerCallback):
     """Evaluate and log after the last step as well: the last state can be the best one, and its loss may not be
     finite. Log at every scheduled checkpoint as well."""
 
+    _started = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._started = state.global_step
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -34,6 +41,8 @@ class Report(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         control.should_log |= control.should_save
+        if state.global_step == self._started:  # a finished run that was resumed: nothing new
+            control.should_save = control.should_log = control.should_evaluate = False
 
 
 class Resume(TrainerCallback):

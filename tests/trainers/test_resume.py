@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import EarlyStoppingCallback
 
 from csekit.trainers import CSETrainer
 
@@ -174,6 +175,41 @@ def test_a_named_checkpoint_needs_the_best_one_that_it_names(small_run: Callable
     shutil.rmtree(training / "checkpoint-2")
     with pytest.raises(ValueError, match="checkpoint-4 cannot be continued: the best checkpoint so far, checkpoint-2"):
         small_run(tmp_path / "run", **options).check_resume(str(training / "checkpoint-4"))
+
+
+def test_a_finished_run_is_not_evaluated_again(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    """Regression: where the last step was inside an epoch, its scores came twice into the log."""
+    options = {"max_steps": 7, "eval_strategy": "epoch", "save_strategy": "epoch"}  # five steps an epoch
+    straight = small_run(tmp_path / "run", **options | {"metric_for_best_model": "effective_rank"})
+    straight.train()
+    again = small_run(tmp_path / "run", **options | {"metric_for_best_model": "effective_rank"})
+    again.train(resume_from_checkpoint=True)
+    assert scores_and_losses(again) == scores_and_losses(straight)
+
+
+def test_early_stopping_goes_on_counting(small: ModuleType, small_run: Callable[..., Any], tmp_path: Path) -> None:
+    """Regression: a resumed run counted from 0 and trained longer than one that was not stopped."""
+    options = {
+        "dev": True,
+        "max_steps": 20,
+        "eval_steps": 1,
+        "logging_steps": 1,
+        "num_train_epochs": 4,
+        "kind": Falling,
+    }
+
+    def run(name: str, **train: Any) -> Any:
+        trainer = small_run(tmp_path / name, **options)
+        trainer.add_callback(EarlyStoppingCallback(4))
+        if not train and name == "stopped":
+            trainer.add_callback(small.SignalAt(3, signal.SIGTERM))
+        trainer.train(**train)
+        return trainer
+
+    straight = run("straight")
+    assert straight.state.global_step == 5
+    assert run("stopped").state.global_step == 3
+    assert scores_and_losses(run("stopped", resume_from_checkpoint=True)) == scores_and_losses(straight)
 
 
 @pytest.mark.parametrize("wanted", [True, "training/checkpoint-4"])

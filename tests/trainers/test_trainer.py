@@ -227,6 +227,16 @@ def test_a_rate_that_follows_the_score_needs_one(small_run: SmallRun, tmp_path: 
         small_run(tmp_path / "run", lr_scheduler_type="reduce_lr_on_plateau")
 
 
+def test_arguments_serve_a_second_trainer(small_run: SmallRun, tmp_path: Path) -> None:
+    """Regression: a trainer without dev set turned the choice of the best checkpoint off for the next one."""
+    with_dev = small_run(tmp_path / "first", dev=True)
+    args = CSETrainingArguments(output_dir=str(tmp_path / "run"), use_cpu=True, report_to="none")
+    parts = with_dev.model, args, with_dev.corpus, with_dev.tokenizer
+    assert CSETrainer(*parts).args.metric_for_best_model is None
+    second = CSETrainer(*parts, with_dev.dev)
+    assert (second.args.metric_for_best_model, second.args.load_best_model_at_end) == ("dev_spearman", True)
+
+
 @pytest.mark.parametrize("name", ["uniformity", "eval_uniformity"])
 def test_a_criterion_without_labels_can_select(small_run: SmallRun, tmp_path: Path, name: str) -> None:
     trainer = small_run(tmp_path / "run", kind=Scripted, eval_steps=1, metric_for_best_model=name)
