@@ -59,6 +59,7 @@ class RunTrainingArguments(TrainingArguments):
       ``eval_steps``); the best and the last checkpoint are kept (``save_total_limit`` 2).
     - ``logging_steps`` is 25. ``logging_nan_inf_filter`` is off, since the filter synchronises with the device at
       every step; the trainer checks losses when it logs them and stops the run if one is not finite.
+    - ``restore_callback_states_from_checkpoint`` is on: a resumed run must stop early where one without a break does.
     - ``hub_strategy`` is ``end``: ``push_to_hub`` publishes the whole run once, in one commit.
     - ``remove_unused_columns`` is off: the collator reads the rows unchanged. ``ddp_find_unused_parameters`` is off:
       every parameter is used. Batches are not dispatched: the positions of masked tokens cannot be sliced over
@@ -87,6 +88,9 @@ class RunTrainingArguments(TrainingArguments):
     allow_changed: list[str] | None = field(
         default=None,
         metadata={"help": "Settings that a resumed run may change, such as learning_rate or corpus."},
+    )
+    restore_callback_states_from_checkpoint: bool = field(
+        default=True, metadata={"help": "Early stopping goes on counting in a resumed run."}
     )
     accelerator_config: dict | str | None = field(  # type: ignore[type-arg]
         default_factory=lambda: {"dispatch_batches": False},
