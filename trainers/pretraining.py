@@ -3,6 +3,7 @@
 `small_budget_init_` helps short runs of a new model: its word vectors and its attention do not start at random.
 """
 
+import copy
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,6 +66,7 @@ class PretrainingTrainer(TermsTrainer):
         heldout: Blocks | None = None,
         **kwargs: Any,
     ) -> None:
+        args = copy.copy(args)  # those of the caller stay as they are
         _check(model, args, blocks, tokenizer, heldout)
         if heldout is None:
             args.eval_strategy = IntervalStrategy.NO

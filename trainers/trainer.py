@@ -104,6 +104,7 @@ class CSETrainer(HubTrainer):
         transfer: Sequence[TransferTask] = (),
         **kwargs: Any,
     ) -> None:
+        args = copy.copy(args)  # those of the caller stay as they are
         check_setting(model, args, corpus)
         spread_evaluations(args, corpus)
         model.cache_gradients(args.cache_chunk_size)
