@@ -111,6 +111,7 @@ class RunTrainingArguments(TrainingArguments):
             super().__post_init__()
         except (TypeError, AttributeError, KeyError, NotImplementedError) as error:
             raise ValueError(f"training arguments: {error}") from error
+        _check_accelerator(self)
         _check_scheduler(self)
         _check_trackers(self)
 
@@ -169,6 +170,19 @@ def _check_mappings(args: RunTrainingArguments) -> None:
     for name in config if isinstance(config, dict) else ():
         if name not in allowed:
             raise ValueError(f"accelerator_config must have fields of {', '.join(sorted(allowed))}, got {name!r}")
+
+
+def _check_accelerator(args: RunTrainingArguments) -> None:
+    """Keep batches from being dispatched. Raises ValueError for options that a contrast over processes forbids."""
+    config: Any = args.accelerator_config
+    config.dispatch_batches = bool(config.dispatch_batches)
+    reasons = {
+        "dispatch_batches": (False, "masked positions cannot be sliced over processes"),
+        "even_batches": (True, "all processes need equally many rows"),
+    }
+    for name, (needed, reason) in reasons.items():
+        if (value := getattr(config, name)) != needed:
+            raise ValueError(f"accelerator_config must have {name} {needed}, got {value}: {reason}")
 
 
 def _check_scheduler(args: RunTrainingArguments) -> None:

@@ -558,6 +558,16 @@ def test_groups_have_their_own_rate_and_are_clipped_apart(
 # Arguments
 
 
+@pytest.mark.parametrize("given", [None, {}, {"split_batches": True}, '{"split_batches": true}'])
+def test_batches_are_never_dispatched(tmp_path: Path, given: Any) -> None:
+    """Regression: any ``accelerator_config`` turned it on for streams, and several processes ended in a TypeError."""
+    args: Any = CSETrainingArguments(output_dir=str(tmp_path), accelerator_config=given, report_to="none")
+    assert args.accelerator_config.dispatch_batches is False
+    for name, value in (("dispatch_batches", True), ("even_batches", False)):
+        with pytest.raises(ValueError, match=f"accelerator_config must have {name} {not value}, got {value}"):
+            CSETrainingArguments(output_dir=str(tmp_path), accelerator_config={name: value}, report_to="none")
+
+
 def test_arguments_follow_each_other(tmp_path: Path) -> None:
     args = CSETrainingArguments(output_dir=str(tmp_path), eval_steps=50)
     assert (args.save_steps, args.save_total_limit, args.learning_rate) == (50, 2, 3e-5)
