@@ -1,6 +1,5 @@
 """Training arguments: Transformers' own, with the defaults of the papers."""
 
-import inspect
 import math
 import os
 from dataclasses import dataclass, field, fields
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
-from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+from transformers.optimization import get_scheduler
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import SchedulerType
 
@@ -44,6 +43,8 @@ _WHOLE = {
 _AT_LEAST_0 = ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "eval_delay", "neftune_noise_alpha")
 _ABOVE_0 = ("num_train_epochs", "logging_steps", "eval_steps", "save_steps", "adam_epsilon")
 _BELOW_1 = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
+#: Steps of a scheduler that is made for a check.
+_ANY_STEPS = 1000
 #: Largest seed that NumPy takes.
 _LARGEST_SEED = 2**32 - 1
 
@@ -186,13 +187,13 @@ def _check_accelerator(args: RunTrainingArguments) -> None:
 
 
 def _check_scheduler(args: RunTrainingArguments) -> None:
-    """Raise ValueError for an option that the scheduler does not have."""
-    kind = SchedulerType(args.lr_scheduler_type)
-    make: Any = TYPE_TO_SCHEDULER_FUNCTION.get(kind)
-    for name in args.lr_scheduler_kwargs or {} if make is not None else ():
-        allowed = inspect.signature(make).parameters
-        if name not in allowed and not any(known.kind is known.VAR_KEYWORD for known in allowed.values()):
-            raise ValueError(f"lr_scheduler_kwargs of {kind.value!r} must not have {name!r}")
+    """Make the scheduler once. Raises ValueError for options that it does not take, or that it lacks."""
+    kind, options = SchedulerType(args.lr_scheduler_type), args.lr_scheduler_kwargs
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)
+    try:
+        get_scheduler(kind, optimizer, 0, _ANY_STEPS, options)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"lr_scheduler_type {kind.value!r}: {error} (lr_scheduler_kwargs)") from error
 
 
 def follows_score(args: TrainingArguments) -> bool:

@@ -65,7 +65,8 @@ class TermsTrainer(Trainer):
 
     Raises:
         ValueError: the learning rate follows a score, and none is named; ``dataloader_drop_last`` leaves no batch; a
-            function for loss or scores, which nothing would call.
+            function for loss or scores, which nothing would call; options that the optimiser does not take.
+        ImportError: the optimiser is not installed.
     """
 
     args: RunTrainingArguments
@@ -85,6 +86,10 @@ class TermsTrainer(Trainer):
         if follows_score(args) and args.metric_for_best_model is None and args.eval_strategy != IntervalStrategy.NO:
             kind = SchedulerType(args.lr_scheduler_type).value
             raise ValueError(f"metric_for_best_model must name a score with lr_scheduler_type {kind!r}, got None")
+        try:  # an optimiser that is not installed, before any work
+            self.get_optimizer_cls_and_kwargs(args, kwargs["model"])
+        except ValueError as error:
+            raise ValueError(f"optim {args.optim.value!r}: {error} (optim_args)") from error
         batch = args.train_batch_size * args.world_size
         if args.dataloader_drop_last and has_length(train_dataset) and (rows := len(train_dataset)) < batch:  # type: ignore[arg-type]
             raise ValueError(f"dataloader_drop_last must be False with fewer rows, {rows}, than a batch has, {batch}")

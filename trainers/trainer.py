@@ -50,6 +50,7 @@ from csekit.trainers.memory import check_memory
 from csekit.trainers.objective_warmup import (
     OBJECTIVES_FOLDER,
     WEIGHTS,
+    check_warmup,
     load_objectives,
     objectives_alone,
     own_parameters,
@@ -130,6 +131,8 @@ class CSETrainer(HubTrainer):
         limit = length_limit(model.backbone, tokenizer)
         check_length(collator.max_length, args.max_seq_length, limit, "the encoder's limit")
         check_memory(model, args, corpus, tokenizer)
+        if args.objective_warmup_steps:
+            check_warmup(model)
         model.load_frozen()
         if args.objectives_from is not None:
             load_objectives(model, Path(args.objectives_from))

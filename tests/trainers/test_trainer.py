@@ -376,6 +376,17 @@ def test_the_encoder_on_disk_is_compared_in_the_precision_of_the_record(
         ),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor must be 0, got 0.1: no loss here is smoothed"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha must be left out, got 5.0"),
+        (
+            {"lr_scheduler_type": "warmup_stable_decay"},
+            "lr_scheduler_type 'warmup_stable_decay': .* 'num_decay_steps'",
+        ),
+        (
+            {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"up": 1}},
+            "lr_scheduler_type 'reduce_lr_on_plateau': .* 'up'",
+        ),
+        ({"lr_scheduler_type": "polynomial", "learning_rate": 1e-8}, "lr_scheduler_type 'polynomial': lr_end"),
+        ({"optim": "adamw_torch_fused", "optim_args": "nonsense"}, "optim"),
+        ({"objective_warmup_steps": 2}, "objective_warmup_steps must be 0: no objective of .* has weights of its own"),
         ({"train_sampling_strategy": "group_by_length"}, "must be 'random' or 'sequential', got 'group_by_length'"),
         (
             {"gradient_checkpointing": True, "fields": {"attention_weight": 1.0, "first_layer": 0, "last_layer": 1}},
