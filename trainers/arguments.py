@@ -1,6 +1,5 @@
 """Training arguments: Transformers' own, with the defaults of the papers."""
 
-import inspect
 import math
 import os
 from dataclasses import dataclass, field, fields
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
-from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+from transformers.optimization import get_scheduler
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import SchedulerType
 
@@ -44,6 +43,8 @@ _WHOLE = {
 _AT_LEAST_0 = ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "eval_delay", "neftune_noise_alpha")
 _ABOVE_0 = ("num_train_epochs", "logging_steps", "eval_steps", "save_steps", "adam_epsilon")
 _BELOW_1 = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
+#: Steps of a scheduler that is made for a check.
+_ANY_STEPS = 1000
 #: Largest seed that NumPy takes.
 _LARGEST_SEED = 2**32 - 1
 
@@ -59,6 +60,7 @@ class RunTrainingArguments(TrainingArguments):
       ``eval_steps``); the best and the last checkpoint are kept (``save_total_limit`` 2).
     - ``logging_steps`` is 25. ``logging_nan_inf_filter`` is off, since the filter synchronises with the device at
       every step; the trainer checks losses when it logs them and stops the run if one is not finite.
+    - ``restore_callback_states_from_checkpoint`` is on: a resumed run must stop early where one without a break does.
     - ``hub_strategy`` is ``end``: ``push_to_hub`` publishes the whole run once, in one commit.
     - ``remove_unused_columns`` is off: the collator reads the rows unchanged. ``ddp_find_unused_parameters`` is off:
       every parameter is used. Batches are not dispatched: the positions of masked tokens cannot be sliced over
@@ -88,6 +90,9 @@ class RunTrainingArguments(TrainingArguments):
         default=None,
         metadata={"help": "Settings that a resumed run may change, such as learning_rate or corpus."},
     )
+    restore_callback_states_from_checkpoint: bool = field(
+        default=True, metadata={"help": "Early stopping goes on counting in a resumed run."}
+    )
     accelerator_config: dict | str | None = field(  # type: ignore[type-arg]
         default_factory=lambda: {"dispatch_batches": False},
         metadata={"help": "Options of accelerate; batches are not dispatched."},
@@ -107,6 +112,7 @@ class RunTrainingArguments(TrainingArguments):
             super().__post_init__()
         except (TypeError, AttributeError, KeyError, NotImplementedError) as error:
             raise ValueError(f"training arguments: {error}") from error
+        _check_accelerator(self)
         _check_scheduler(self)
         _check_trackers(self)
 
@@ -134,6 +140,15 @@ def _check_numbers(args: RunTrainingArguments) -> None:
             check_number(name, value, 0, open_ends="low" if name in _ABOVE_0 else "")
     for name in _BELOW_1:
         check_number(name, getattr(args, name), 0, 1, open_ends="high")
+    if args.label_smoothing_factor:
+        raise ValueError(
+            f"label_smoothing_factor must be 0, got {args.label_smoothing_factor}: no loss here is smoothed"
+        )
+    if args.neftune_noise_alpha is not None:
+        raise ValueError(
+            f"neftune_noise_alpha must be left out, got {args.neftune_noise_alpha}: it would divide the "
+            "noise by the tokens of a whole packed batch, not of a text"
+        )
     check_type("max_steps", args.max_steps, int)
     if args.max_steps != -1 and not 1 <= args.max_steps < 2**31:
         raise ValueError(f"max_steps must be at least 1, or -1 for num_train_epochs, got {args.max_steps}")
@@ -158,14 +173,32 @@ def _check_mappings(args: RunTrainingArguments) -> None:
             raise ValueError(f"accelerator_config must have fields of {', '.join(sorted(allowed))}, got {name!r}")
 
 
+def _check_accelerator(args: RunTrainingArguments) -> None:
+    """Keep batches from being dispatched. Raises ValueError for options that a contrast over processes forbids."""
+    config: Any = args.accelerator_config
+    config.dispatch_batches = bool(config.dispatch_batches)
+    reasons = {
+        "dispatch_batches": (False, "masked positions cannot be sliced over processes"),
+        "even_batches": (True, "all processes need equally many rows"),
+    }
+    for name, (needed, reason) in reasons.items():
+        if (value := getattr(config, name)) != needed:
+            raise ValueError(f"accelerator_config must have {name} {needed}, got {value}: {reason}")
+
+
 def _check_scheduler(args: RunTrainingArguments) -> None:
-    """Raise ValueError for an option that the scheduler does not have."""
-    kind = SchedulerType(args.lr_scheduler_type)
-    make: Any = TYPE_TO_SCHEDULER_FUNCTION.get(kind)
-    for name in args.lr_scheduler_kwargs or {} if make is not None else ():
-        allowed = inspect.signature(make).parameters
-        if name not in allowed and not any(known.kind is known.VAR_KEYWORD for known in allowed.values()):
-            raise ValueError(f"lr_scheduler_kwargs of {kind.value!r} must not have {name!r}")
+    """Make the scheduler once. Raises ValueError for options that it does not take, or that it lacks."""
+    kind, options = SchedulerType(args.lr_scheduler_type), args.lr_scheduler_kwargs
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)
+    try:
+        get_scheduler(kind, optimizer, 0, _ANY_STEPS, options)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"lr_scheduler_type {kind.value!r}: {error} (lr_scheduler_kwargs)") from error
+
+
+def follows_score(args: TrainingArguments) -> bool:
+    """Return True if the learning rate follows ``metric_for_best_model`` instead of the steps."""
+    return SchedulerType(args.lr_scheduler_type).value in ("reduce_lr_on_plateau", "greedy")
 
 
 @dataclass
@@ -303,6 +336,11 @@ class CSETrainingArguments(RunTrainingArguments):
             raise ValueError(f"objective_warmup_steps must be at least 0, got {self.objective_warmup_steps}")
         if self.objective_warmup_steps and self.objectives_from is not None:
             raise ValueError("give objective_warmup_steps or objectives_from, got both")
+        if self.train_sampling_strategy not in ("random", "sequential"):
+            raise ValueError(
+                f"train_sampling_strategy must be 'random' or 'sequential', got {self.train_sampling_strategy!r}, "
+                "which needs the tokens of all rows before training"
+            )
         make_augmentation(  # raises ValueError for wrong values
             self.augmentation, self.augmentation_rate, self.augmentation_span
         )

@@ -18,16 +18,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import RandomSampler
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import IntervalStrategy, SchedulerType, TrainOutput, has_length
 
 from csekit.encoding.workers import end_with_parent
 from csekit.modeling.distributed import world_size
 from csekit.modeling.drafts import DiskFullError, full_disk_told, whole_files
 from csekit.modeling.export import MODEL_FILES
 from csekit.modeling.quiet import quiet_weights
-from csekit.trainers.arguments import RunTrainingArguments
-from csekit.trainers.callbacks import Report, StopOnTerminate
-from csekit.trainers.checkpoints import MANIFEST, STATE, as_checkpoint, checked, finish_checkpoint, resumable
+from csekit.trainers.arguments import RunTrainingArguments, follows_score
+from csekit.trainers.callbacks import Report, Resume, StopOnTerminate
+from csekit.trainers.checkpoints import (
+    MANIFEST,
+    STATE,
+    as_checkpoint,
+    check_optimizer,
+    checked,
+    finish_checkpoint,
+    resumable,
+)
 from csekit.trainers.data.datasets import EpochMixin, SetEpochCallback, ShuffledRows
 from csekit.trainers.progress import ProgressLines
 from csekit.trainers.run_lock import check_held, held
@@ -54,6 +62,11 @@ class TermsTrainer(Trainer):
     Arguments:
         train_dataset: map-style, or a stream; the trainer sets its epoch.
         callbacks, kwargs: as in Transformers.
+
+    Raises:
+        ValueError: the learning rate follows a score, and none is named; ``dataloader_drop_last`` leaves no batch; a
+            function for loss or scores, which nothing would call; options that the optimiser does not take.
+        ImportError: the optimiser is not installed.
     """
 
     args: RunTrainingArguments
@@ -64,8 +77,25 @@ class TermsTrainer(Trainer):
         self._names: list[str] = []
         self._settings = RunSettings({})
         self.stop_on_terminate = StopOnTerminate()
-        own = [SetEpochCallback(train_dataset), Report(), self.stop_on_terminate]
+        self._resume = Resume()
+        own = [SetEpochCallback(train_dataset), Report(), self.stop_on_terminate, self._resume]
+        for name in ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"):
+            if kwargs.get(name) is not None:
+                raise ValueError(f"{name} must be left out: the model computes its loss and the trainer its scores")
+        args = kwargs["args"]
+        if follows_score(args) and args.metric_for_best_model is None and args.eval_strategy != IntervalStrategy.NO:
+            kind = SchedulerType(args.lr_scheduler_type).value
+            raise ValueError(f"metric_for_best_model must name a score with lr_scheduler_type {kind!r}, got None")
+        try:  # an optimiser that is not installed, before any work
+            self.get_optimizer_cls_and_kwargs(args, kwargs["model"])
+        except ValueError as error:
+            raise ValueError(f"optim {args.optim.value!r}: {error} (optim_args)") from error
+        batch = args.train_batch_size * args.world_size
+        if args.dataloader_drop_last and has_length(train_dataset) and (rows := len(train_dataset)) < batch:  # type: ignore[arg-type]
+            raise ValueError(f"dataloader_drop_last must be False with fewer rows, {rows}, than a batch has, {batch}")
         super().__init__(train_dataset=train_dataset, callbacks=[*own, *callbacks], **kwargs)
+        if self.args.bf16_full_eval or self.args.fp16_full_eval:  # Transformers leaves it where it is until it trains
+            self._move_model_to_device(kwargs["model"], self.args.device)
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
         self.add_callback(ProgressLines(self.args.log_format))
@@ -87,13 +117,14 @@ class TermsTrainer(Trainer):
 
         Raises:
             FolderInUseError: another process works in the run's folder.
-            CheckpointError: the named checkpoint is not there, or is broken.
+            CheckpointError: the named checkpoint is not there, or is broken, or holds the model alone.
             SettingsChangedError: the settings are not those of the run that is resumed, see ``allow_changed``.
             DiskFullError: there is no room for a checkpoint. Those before it are whole.
         """
         with self.locked():
             checkpoint, self._settings = self._resumed(resume_from_checkpoint)
             self._read_window(checkpoint)
+            self._resume.checkpoint = checkpoint
             if self.args.process_index == 0:
                 self._settings.write(Path(self.training_dir))
             try:
@@ -115,11 +146,13 @@ class TermsTrainer(Trainer):
         settings, training = self.run_settings(), Path(self.training_dir)
         if not wanted:
             return None, RunSettings(settings)
-        folder = training if wanted is True else checked(Path(str(wanted))).parent
-        record = RunSettings.read(folder)
         needs_best = bool(self.args.load_best_model_at_end)
+        folder = training if wanted is True else checked(Path(str(wanted)), needs_best).parent
+        record = RunSettings.read(folder)
         lineage = record.lineage if record else {}
         checkpoint = resumable(training, lineage, needs_best) if wanted is True else Path(str(wanted))
+        if checkpoint is not None:
+            check_optimizer(checkpoint)
         if record is None:
             if checkpoint is not None:
                 logger.warning("%s: the run recorded no settings, so they were not compared", folder)
@@ -127,6 +160,13 @@ class TermsTrainer(Trainer):
         step = None if wanted is True or checkpoint is None else as_checkpoint(checkpoint).step
         continued = record.continued(settings, self.args.allow_changed or [], folder / SETTINGS, step)
         return (None, RunSettings(settings)) if checkpoint is None else (str(checkpoint), continued)
+
+    def check_evaluated(self, eval_dataset: Any) -> None:
+        """Raise ValueError for another data set than the trainer's own, which alone :meth:`evaluate` scores."""
+        if eval_dataset is not None:
+            raise ValueError(
+                f"eval_dataset must be None: evaluate scores the trainer's dev set, got {type(eval_dataset).__name__}"
+            )
 
     def run_settings(self) -> dict[str, Any]:
         """Return the settings that decide the run's result, as flat plain values."""
@@ -138,6 +178,17 @@ class TermsTrainer(Trainer):
             self.control.should_training_stop = True
             return [], None
         return super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Create the scheduler as Transformers does, and tell one that follows a score which scores are better."""
+        given: Any = self.args.lr_scheduler_kwargs
+        if follows_score(self.args):
+            mode = "max" if self.args.greater_is_better else "min"
+            self.args.lr_scheduler_kwargs = {"mode": mode, **(given or {})}
+        try:
+            return super().create_scheduler(num_training_steps, optimizer)
+        finally:
+            self.args.lr_scheduler_kwargs = given
 
     def get_train_dataloader(self) -> Any:
         """Return Transformers' loader, whose workers end with this process."""
@@ -221,6 +272,13 @@ class TermsTrainer(Trainer):
         if checkpoint is not None and path.is_file():
             written = torch.load(path, map_location=self.args.device)
             self._names, self._window, self._origins = written["names"], written["rows"], written["origins"]
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Compare as Transformers does; a new best step gets a checkpoint even if none is due. Return True also for
+        an interrupted run, which Transformers asks with ``save_strategy`` best whether to write one."""
+        best = super()._determine_best_metric(metrics, trial)
+        self.control.should_save |= best and self.args.load_best_model_at_end
+        return best or self.stop_on_terminate.interrupted
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self._window:

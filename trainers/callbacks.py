@@ -3,6 +3,7 @@
 import logging
 import signal
 import threading
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from csekit.evaluation.geometry_scores import positive_pairs, space_scores
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.sts import EmbeddedPairs
 from csekit.modeling.distributed import world_size
+from csekit.trainers.checkpoints import as_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +22,13 @@ logger = logging.getLogger(__name__)
 class Report(TrainerCallback):
     """Evaluate and log after the last step as well: the last state can be the best one, and its loss may not be
     finite. Log at every scheduled checkpoint as well."""
+
+    _started = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._started = state.global_step
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -32,6 +41,27 @@ class Report(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         control.should_log |= control.should_save
+        if state.global_step == self._started:  # a finished run that was resumed: nothing new
+            control.should_save = control.should_log = control.should_evaluate = False
+
+
+class Resume(TrainerCallback):
+    """Find the best checkpoint of a resumed run also after its folder was moved. Transformers looks for the recorded
+    path alone.
+
+    Arguments:
+        checkpoint: the folder that training resumes from, None for a new start.
+    """
+
+    def __init__(self, checkpoint: str | None = None) -> None:
+        self.checkpoint = checkpoint
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.checkpoint is not None:
+            best = as_checkpoint(Path(self.checkpoint)).best()
+            state.best_model_checkpoint = None if best is None else str(best.path)
 
 
 class StopOnTerminate(TrainerCallback):
@@ -51,6 +81,7 @@ class StopOnTerminate(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self.interrupted = self._received = False
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._receive)
 
@@ -72,14 +103,21 @@ class StopOnTerminate(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.interrupted:  # the epoch has not ended
+        if self.interrupted and not ended(state):
             control.should_save = control.should_log = control.should_evaluate = False
+        elif self.interrupted:  # the checkpoint holds the epoch's scores and log as well
+            control.should_save |= control.should_log or control.should_evaluate
 
     def restore(self) -> None:
         """Reinstall the handler that was there before training."""
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None
+
+
+def ended(state: TrainerState) -> bool:
+    """Return True after the last step of an epoch, or of the training."""
+    return not (state.epoch or 0) % 1 or state.global_step >= state.max_steps
 
 
 class MeasuredTrainer(Protocol):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from transformers.trainer import OPTIMIZER_NAME
 from transformers.trainer_utils import rotate_checkpoints
 
 from csekit.encoding.provenance import write_json
@@ -55,6 +56,13 @@ class Checkpoint:
         elif (self.path / MANIFEST).exists():
             return f"{MANIFEST} is not readable"
         return None if _read_object(self.path / STATE) else f"{STATE} is not readable"
+
+    def damage_of_best(self) -> str | None:
+        """Return what is wrong with the best checkpoint that the trainer's state names, None if there is nothing."""
+        best = self.best()
+        if best is None or best.path == self.path or not (harm := best.damage()):
+            return None
+        return f"the best checkpoint so far, {best.path.name}, is broken: {harm}"
 
     def best(self) -> "Checkpoint | None":
         """Return the best checkpoint that the trainer's state names; None if it names none."""
@@ -106,9 +114,8 @@ def resumable(training: Path, lineage: Lineage, needs_best: bool) -> Path | None
         damage = checkpoint.damage()
         if damage is None and not checkpoint.manifest() and any(other.manifest() for other in found):
             damage = "it was not finished"
-        best = checkpoint.best() if damage is None and needs_best else None
-        if best is not None and best.path != checkpoint.path and (harm := best.damage()):
-            damage = f"the best checkpoint so far, {best.path.name}, is broken: {harm}"
+        if damage is None and needs_best:
+            damage = checkpoint.damage_of_best()
         if damage is None:
             return checkpoint.path
         logger.warning("%s cannot be continued: %s", checkpoint.path, damage)
@@ -117,17 +124,26 @@ def resumable(training: Path, lineage: Lineage, needs_best: bool) -> Path | None
     return None
 
 
-def checked(path: Path) -> Path:
-    """Return the folder of a checkpoint that the user names.
+def checked(path: Path, needs_best: bool) -> Path:
+    """Return the folder of a checkpoint that the user names; ``needs_best`` as for :func:`resumable`.
 
     Raises:
-        CheckpointError: there is no such folder, or the checkpoint is broken.
+        CheckpointError: there is no such folder, or the checkpoint or the best one is broken.
     """
     if not path.is_dir():
         raise CheckpointError(f"resume_from_checkpoint must be True or a checkpoint's folder, got {path}: no such one")
-    if damage := as_checkpoint(path).damage():
+    checkpoint = as_checkpoint(path)
+    if damage := checkpoint.damage() or (checkpoint.damage_of_best() if needs_best else None):
         raise CheckpointError(f"{path} cannot be continued: {damage}; True takes the last whole checkpoint of the run")
     return path
+
+
+def check_optimizer(checkpoint: Path) -> None:
+    """Raise CheckpointError for a checkpoint without the optimiser's state: Transformers would start a new one."""
+    if not (checkpoint / OPTIMIZER_NAME).is_file():
+        raise CheckpointError(
+            f"{checkpoint} cannot be continued: it holds the model alone, without the optimiser (save_only_model)"
+        )
 
 
 def _counts(checkpoint: Checkpoint, lineage: Lineage) -> bool:

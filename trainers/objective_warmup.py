@@ -28,6 +28,15 @@ OBJECTIVES_FOLDER = "objectives"
 WEIGHTS, RECORD = "objectives.safetensors", "objectives.json"
 
 
+def check_warmup(model: CSEModel) -> set[int]:
+    """Return the ids of the weights that a warm-up trains. Raises ValueError if there are none."""
+    own = {id(parameter) for parameter in model.objectives.parameters() if parameter.requires_grad}
+    if not own:
+        names = [objective.config.name for objective in model.auxiliaries()]
+        raise ValueError(f"objective_warmup_steps must be 0: no objective of {names} has weights of its own")
+    return own
+
+
 @contextmanager
 def objectives_alone(model: CSEModel) -> Iterator[None]:
     """Let only the objectives' own weights train inside the context.
@@ -38,10 +47,7 @@ def objectives_alone(model: CSEModel) -> Iterator[None]:
     Raises:
         ValueError: no objective has weights of its own.
     """
-    own = {id(parameter) for parameter in model.objectives.parameters() if parameter.requires_grad}
-    if not own:
-        names = [objective.config.name for objective in model.auxiliaries()]
-        raise ValueError(f"objective_warmup_steps must be 0: no objective of {names} has weights of its own")
+    own = check_warmup(model)
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
     buffers = {name: b.clone() for name, b in model.named_buffers() if not name.startswith("objectives.")}
     python, numpy = random.getstate(), np.random.get_state()

@@ -3,6 +3,7 @@
 `small_budget_init_` helps short runs of a new model: its word vectors and its attention do not start at random.
 """
 
+import copy
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import IntervalStrategy, SchedulerType
 
 from csekit.encoding.encoder import evaluating
 from csekit.modeling import EncoderForPreTraining, InfoCSEForPreTraining
@@ -22,7 +23,7 @@ from csekit.modeling.initialization import (
     near_identity_transform_,
     ppmi_embeddings,
 )
-from csekit.trainers.arguments import PretrainingArguments
+from csekit.trainers.arguments import PretrainingArguments, follows_score
 from csekit.trainers.base_trainer import TermsTrainer, warn_of_launcher, without_autocast
 from csekit.trainers.batches.masking import MaskingVocabulary
 from csekit.trainers.batches.packing import Blocks, PretrainingCollator
@@ -49,7 +50,8 @@ class PretrainingTrainer(TermsTrainer):
 
     Raises:
         ValueError: the blocks are longer than the encoder's limit, the vocabulary is larger than the encoder's, one
-            process has several GPUs, ``load_best_model_at_end`` without held-out text, or ``push_to_hub``.
+            process has several GPUs, ``load_best_model_at_end`` without held-out text, an unknown
+            ``metric_for_best_model``, or ``push_to_hub``.
     """
 
     args: PretrainingArguments
@@ -64,6 +66,7 @@ class PretrainingTrainer(TermsTrainer):
         heldout: Blocks | None = None,
         **kwargs: Any,
     ) -> None:
+        args = copy.copy(args)  # those of the caller stay as they are
         _check(model, args, blocks, tokenizer, heldout)
         if heldout is None:
             args.eval_strategy = IntervalStrategy.NO
@@ -80,11 +83,14 @@ class PretrainingTrainer(TermsTrainer):
             processing_class=tokenizer,
             **kwargs,
         )
+        if heldout is not None and args.metric_for_best_model is not None:
+            self._select()
 
     def evaluate(  # type: ignore[override]
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Score the held-out text: return :meth:`heldout_scores` with a prefix, the same on every process."""
+        self.check_evaluated(eval_dataset)
         if self._window and self.is_in_train:
             self._checked_window()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.heldout_scores().items()}
@@ -104,21 +110,37 @@ class PretrainingTrainer(TermsTrainer):
         totals: dict[str, Any] = {}
         tokens: dict[str, Any] = {}
         terms: dict[str, Any] = {}
-        size = self.args.per_device_eval_batch_size
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-        with without_autocast(self.model), evaluating(self.model), torch.random.fork_rng(devices=devices):
-            torch.manual_seed(HELDOUT_SEED)
-            for start in range(0, len(self.heldout), size):
-                rows = [self.heldout[i] for i in range(start, min(start + size, len(self.heldout)))]
-                batch = self._prepare_inputs(self._mask_heldout(rows))
-                batch.pop("index")
-                output = self.model(**batch)
-                terms = output.loss_dict
-                for name, value in {**terms, **output.metrics}.items():
-                    totals[name] = totals.get(name, 0.0) + value.double() * output.counts[name]
-                    tokens[name] = tokens.get(name, 0) + output.counts[name]
+        for output in self._outputs(len(self.heldout)):
+            terms = output.loss_dict
+            for name, value in {**terms, **output.metrics}.items():
+                totals[name] = totals.get(name, 0.0) + value.double() * output.counts[name]
+                tokens[name] = tokens.get(name, 0) + output.counts[name]
         scores = {name: float(total) / max(int(tokens[name]), 1) for name, total in totals.items()}
         return {"loss": sum(scores[name] for name in terms), **scores}
+
+    def _outputs(self, count: int) -> list[Any]:
+        """Return the model's outputs for the first ``count`` blocks of the held-out text, batch by batch."""
+        heldout: Any = self.heldout
+        size = self.args.per_device_eval_batch_size
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+        found = []
+        with without_autocast(self.model), evaluating(self.model), torch.random.fork_rng(devices=devices):
+            torch.manual_seed(HELDOUT_SEED)
+            for start in range(0, count, size):
+                rows = [heldout[i] for i in range(start, min(start + size, count))]
+                batch = self._prepare_inputs(self._mask_heldout(rows))
+                batch.pop("index")
+                found.append(self.model(**batch))
+        return found
+
+    def _select(self) -> None:
+        """Choose the direction of ``metric_for_best_model``. Raises ValueError for an unknown one."""
+        (output,) = self._outputs(1)
+        available = dict.fromkeys(("loss", *output.loss_dict), False) | dict.fromkeys(output.metrics, True)
+        name = str(self.args.metric_for_best_model).removeprefix("eval_")
+        if name not in available:
+            raise ValueError(f"metric_for_best_model must be one of {sorted(available)}, got {name!r}")
+        self.args.metric_for_best_model, self.args.greater_is_better = name, available[name]
 
     def save_run(self) -> Path:
         """Write the model as it is to ``training/`` and export it to the root of the run's folder (see
@@ -191,6 +213,9 @@ def _check(
         )
     if heldout is None and args.load_best_model_at_end:
         raise ValueError("load_best_model_at_end must be False without held-out text, got True")
+    if heldout is None and follows_score(args):
+        kind = SchedulerType(args.lr_scheduler_type).value
+        raise ValueError(f"lr_scheduler_type must not be {kind!r} without held-out text, whose loss it follows")
     if args.n_gpu > 1:
         raise ValueError(
             f"{args.n_gpu} GPUs in one process cannot share a batch of masked positions: start with "

@@ -50,6 +50,7 @@ from csekit.trainers.memory import check_memory
 from csekit.trainers.objective_warmup import (
     OBJECTIVES_FOLDER,
     WEIGHTS,
+    check_warmup,
     load_objectives,
     objectives_alone,
     own_parameters,
@@ -104,6 +105,7 @@ class CSETrainer(HubTrainer):
         transfer: Sequence[TransferTask] = (),
         **kwargs: Any,
     ) -> None:
+        args = copy.copy(args)  # those of the caller stay as they are
         check_setting(model, args, corpus)
         spread_evaluations(args, corpus)
         model.cache_gradients(args.cache_chunk_size)
@@ -129,6 +131,8 @@ class CSETrainer(HubTrainer):
         limit = length_limit(model.backbone, tokenizer)
         check_length(collator.max_length, args.max_seq_length, limit, "the encoder's limit")
         check_memory(model, args, corpus, tokenizer)
+        if args.objective_warmup_steps:
+            check_warmup(model)
         model.load_frozen()
         if args.objectives_from is not None:
             load_objectives(model, Path(args.objectives_from))
@@ -218,6 +222,7 @@ class CSETrainer(HubTrainer):
         args.report_to = []
         with objectives_alone(self.model):
             trainer = CSETrainer(self.model, args, self.corpus, self.tokenizer)
+            trainer.teachers = self.teachers  # their vectors are computed once
             trainer.train(resume_from_checkpoint=resume)
             trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
         self.stop_on_terminate.interrupted = trainer.stop_on_terminate.interrupted
@@ -234,11 +239,11 @@ class CSETrainer(HubTrainer):
             source: Any = self.model if model is None else model
             decayed = set(self.get_decay_parameter_names(source))
             with_decay = {id(p) for name, p in source.named_parameters() if name in decayed}
-            kind, options = self.get_optimizer_cls_and_kwargs(self.args, source)
+            kind, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, source)
             groups = []
             own, rate, own_rate = (
                 own_parameters(self.model),
-                self.args.learning_rate,
+                options.get("lr", self.args.learning_rate),
                 self.args.objective_learning_rate,
             )
             split = own if own_rate is not None else set()
@@ -283,6 +288,7 @@ class CSETrainer(HubTrainer):
             ``{prefix}_{dev.name}_spearman`` (×100), ``{prefix}_transfer_accuracy`` (×100), ``{prefix}_alignment``,
             ``…_uniformity``, ``…_effective_rank``; the same on every process.
         """
+        self.check_evaluated(eval_dataset)
         if self._window and self.is_in_train:
             self._checked_window()
         scores: list[dict[str, float] | None] = [self.dev_scores() if self.args.process_index == 0 else None]

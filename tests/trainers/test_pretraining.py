@@ -281,11 +281,37 @@ def test_a_loss_that_is_not_finite_stops_the_run(tokenizer: PreTrainedTokenizerF
         trainer_of(tmp_path, tokenizer, model, heldout=False).train()
 
 
+@pytest.mark.parametrize(
+    ("metric", "greater"), [(None, False), ("mlm", False), ("eval_aux_mlm", False), ("mlm_accuracy", True)]
+)
+def test_a_held_out_score_selects_in_its_own_direction(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, metric: str | None, greater: bool
+) -> None:
+    """Regression: of the terms, which are losses, the greatest was the best."""
+    trainer = trainer_of(tmp_path, tokenizer, load_best_model_at_end=True, metric_for_best_model=metric)
+    trainer.train()
+    name = f"eval_{(metric or 'loss').removeprefix('eval_')}"
+    scores = [entry[name] for entry in trainer.state.log_history if name in entry]
+    assert len(scores) == 3 and max(scores) > min(scores)
+    assert trainer.state.best_metric == (max if greater else min)(scores)
+
+
+def test_an_unknown_held_out_score_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Regression: it ended the run with a KeyError at the first evaluation."""
+    words = r"metric_for_best_model must be one of \['aux_mlm', .*'loss', 'mlm', 'mlm_accuracy'\], got 'rtd'"
+    with pytest.raises(ValueError, match=words):
+        trainer_of(tmp_path, tokenizer, load_best_model_at_end=True, metric_for_best_model="rtd")
+
+
 def test_settings_that_cannot_work_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="block_length must be at most 32, the encoder's limit, got 64"):
         trainer_of(tmp_path, tokenizer, block_length=64)
     with pytest.raises(ValueError, match="load_best_model_at_end must be False without held-out text"):
         trainer_of(tmp_path, tokenizer, heldout=False, load_best_model_at_end=True)
+    with pytest.raises(ValueError, match="lr_scheduler_type must not be 'reduce_lr_on_plateau' without held-out text"):
+        trainer_of(tmp_path, tokenizer, heldout=False, lr_scheduler_type="reduce_lr_on_plateau")
+    with pytest.raises(ValueError, match=r"dataloader_drop_last must be False with fewer rows, \d+, than a batch has"):
+        trainer_of(tmp_path, tokenizer, per_device_train_batch_size=1000, dataloader_drop_last=True)
     with pytest.raises(ValueError, match="push_to_hub must be False"):
         trainer_of(tmp_path, tokenizer, push_to_hub=True)
     larger = train_tokenizer(SENTENCES, 60)

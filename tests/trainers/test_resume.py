@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import EarlyStoppingCallback
+
+from csekit.trainers import CSETrainer
 
 SCRIPT = Path(__file__).with_name("small_runs.py")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -91,6 +95,134 @@ def test_a_run_that_was_stopped_between_two_log_entries_logs_like_one_that_was_n
     logs = [[e for e in each.state.log_history if "train_runtime" not in e] for each in (straight, resumed)]
     assert logs[0] == logs[1]
     assert [e["step"] for e in logs[0] if "loss" in e] == ([4, 5, 8, 9] if strategy == "epoch" else [4, 8, 9])
+
+
+class Falling(CSETrainer):
+    """Dev scores that become worse."""
+
+    def dev_scores(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        return {"dev_spearman": 50.0 - self.state.global_step}
+
+
+def scores_and_losses(trainer: Any) -> list[dict[str, Any]]:
+    """The log without what a clock measured."""
+    return [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
+
+
+@pytest.mark.parametrize("step", [5, 10])
+@pytest.mark.parametrize("strategies", ["epoch epoch", "epoch steps"])
+def test_a_run_that_was_stopped_at_the_end_of_an_epoch_has_the_scores_of_this_epoch(
+    small: ModuleType, small_run: Callable[..., Any], tmp_path: Path, step: int, strategies: str
+) -> None:
+    """Regression: the epoch's evaluation was left out for good, and its weights could not be the best."""
+    evaluating, saving = strategies.split()
+    options: dict[str, Any] = {"num_train_epochs": 2, "eval_strategy": evaluating, "save_strategy": saving}
+    options |= {"eval_steps": 100, "load_best_model_at_end": saving == "epoch"}
+    if saving == "epoch":
+        options |= {"metric_for_best_model": "effective_rank"}
+    straight = small_run(tmp_path / "straight", **options)  # five steps an epoch
+    straight.train()
+    stopped = small_run(tmp_path / "stopped", **options)
+    stopped.add_callback(small.SignalAt(step, signal.SIGTERM))
+    stopped.train()
+    assert stopped.stop_on_terminate.interrupted and stopped.state.global_step == step
+    resumed = small_run(tmp_path / "stopped", **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert scores_and_losses(resumed) == scores_and_losses(straight)
+    assert resumed.state.best_global_step == straight.state.best_global_step
+
+
+def test_a_stopped_run_writes_a_checkpoint_with_any_strategy_and_goes_on_in_the_same_process(
+    small: ModuleType, small_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Regressions: with save_strategy best there was none if the score was no new best; a second ``train`` stopped
+    after a step, as the first."""
+    options = {"dev": True, "max_steps": 6, "eval_steps": 1, "save_strategy": "best", "logging_steps": 1}
+    trainer = small_run(tmp_path / "run", **options, kind=Falling)
+    signals = small.SignalAt(4, signal.SIGTERM)
+    trainer.add_callback(signals)
+    trainer.train()
+    assert (trainer.stop_on_terminate.interrupted, trainer.state.global_step) == (True, 4)
+    assert {path.name for path in Path(trainer.training_dir).glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-4"}
+    trainer.remove_callback(signals)
+    trainer.train(resume_from_checkpoint=True)
+    assert (trainer.stop_on_terminate.interrupted, trainer.state.global_step) == (False, 6)
+    straight = small_run(tmp_path / "straight", **options, kind=Falling)
+    straight.train()
+    assert scores_and_losses(trainer) == scores_and_losses(straight)
+
+
+def test_a_finished_run_whose_folder_was_moved_keeps_its_best_step(
+    small_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Regression: it ended with the last weights, under the best step's number and score."""
+    options = {"dev": True, "max_steps": 6, "eval_steps": 2, "kind": Falling}
+    small_run(tmp_path / "run", **options).train()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    trainer = small_run(tmp_path / "moved", **options)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.best_global_step == 2
+    best = load_file(tmp_path / "moved" / "training" / "checkpoint-2" / "model.safetensors")
+    state = trainer.model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in best.items())
+
+
+def test_a_named_checkpoint_needs_the_best_one_that_it_names(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    """Regression: the score of the best step stayed on record, and the weights of the last step were kept."""
+    options = {"dev": True, "max_steps": 6, "eval_steps": 2, "save_total_limit": None, "kind": Falling}
+    small_run(tmp_path / "run", **options).train()
+    training = tmp_path / "run" / "training"
+    shutil.rmtree(training / "checkpoint-2")
+    with pytest.raises(ValueError, match="checkpoint-4 cannot be continued: the best checkpoint so far, checkpoint-2"):
+        small_run(tmp_path / "run", **options).check_resume(str(training / "checkpoint-4"))
+
+
+def test_a_finished_run_is_not_evaluated_again(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    """Regression: where the last step was inside an epoch, its scores came twice into the log."""
+    options = {"max_steps": 7, "eval_strategy": "epoch", "save_strategy": "epoch"}  # five steps an epoch
+    straight = small_run(tmp_path / "run", **options | {"metric_for_best_model": "effective_rank"})
+    straight.train()
+    again = small_run(tmp_path / "run", **options | {"metric_for_best_model": "effective_rank"})
+    again.train(resume_from_checkpoint=True)
+    assert scores_and_losses(again) == scores_and_losses(straight)
+
+
+def test_early_stopping_goes_on_counting(small: ModuleType, small_run: Callable[..., Any], tmp_path: Path) -> None:
+    """Regression: a resumed run counted from 0 and trained longer than one that was not stopped."""
+    options = {
+        "dev": True,
+        "max_steps": 20,
+        "eval_steps": 1,
+        "logging_steps": 1,
+        "num_train_epochs": 4,
+        "kind": Falling,
+    }
+
+    def run(name: str, **train: Any) -> Any:
+        trainer = small_run(tmp_path / name, **options)
+        trainer.add_callback(EarlyStoppingCallback(4))
+        if not train and name == "stopped":
+            trainer.add_callback(small.SignalAt(3, signal.SIGTERM))
+        trainer.train(**train)
+        return trainer
+
+    straight = run("straight")
+    assert straight.state.global_step == 5
+    assert run("stopped").state.global_step == 3
+    assert scores_and_losses(run("stopped", resume_from_checkpoint=True)) == scores_and_losses(straight)
+
+
+@pytest.mark.parametrize("wanted", [True, "training/checkpoint-4"])
+def test_a_checkpoint_of_the_model_alone_is_not_resumed(
+    small_run: Callable[..., Any], tmp_path: Path, wanted: bool | str
+) -> None:
+    """Regression: the learning rate and the optimiser's moments began anew in the middle of the run."""
+    options = {"max_steps": 8, "eval_steps": 4, "save_only_model": True}
+    small_run(tmp_path / "run", **options).train()
+    trainer = small_run(tmp_path / "run", **options)
+    words = "checkpoint-[48] cannot be continued: it holds the model alone, without the optimiser .save_only_model."
+    with pytest.raises(ValueError, match=words):
+        trainer.check_resume(wanted if wanted is True else str(tmp_path / "run" / wanted))
 
 
 @pytest.mark.slow

@@ -40,6 +40,19 @@ def test_every_batch_holds_the_vectors_of_its_rows(small_run: Any, small_backbon
     assert -1 <= entry["metrics/rank_agreement"] <= 1
 
 
+def test_a_warm_up_of_the_objectives_takes_the_vectors_of_the_run(
+    small_run: Any, small_backbone: Path, tmp_path: Path
+) -> None:
+    """Regression: it encoded the corpus a second time, into a folder of its own that stayed."""
+    fields = FIELDS | {"objectives": [*FIELDS["objectives"], "icm"], "icm_weight": 1.0}
+    teachers = [f"{small_backbone}:mean"]
+    trainer = small_run(
+        tmp_path / "run", method="joint", fields=fields, teachers=teachers, max_steps=2, objective_warmup_steps=2
+    )
+    trainer.train()
+    assert [path.parent for path in (tmp_path / "run").rglob("*.npy")] == [tmp_path / "run" / "teachers"]
+
+
 def test_two_teachers_one_of_them_from_a_file(small_run: Any, small_backbone: Path, tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float16)
     np.save(tmp_path / "mine.npy", vectors)

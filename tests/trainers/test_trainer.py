@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from csekit.evaluation.sts import EmbeddedPairs
 from csekit.evaluation.transfer_data import Split, TransferTask
 from csekit.modeling import OBJECTIVES, Reconstruction, SimCSEModel
 from csekit.trainers import CSETrainer, CSETrainingArguments
+from csekit.trainers.run_record import kept_step
 
 WORDS = ("the", "red", "fast", "guitar", "house", "tree", "ball")
 SmallRun = Callable[..., CSETrainer]
@@ -36,6 +37,13 @@ class Recording(CSETrainer):
         values = [{k: float(v) for k, v in part.items()} for part in (outputs.loss_dict, outputs.metrics)]
         self.seen.append((self.state.global_step + 1, float(loss), *values))
         return loss
+
+
+class OnMeta(CSETrainer):
+    """Moves its model to a device that every machine has besides the CPU."""
+
+    def _move_model_to_device(self, model: Any, device: Any) -> None:
+        model.to("meta")
 
 
 def training_log(trainer: CSETrainer) -> list[dict[str, float]]:
@@ -150,6 +158,16 @@ def test_the_best_checkpoint_is_kept_and_restored_and_the_last_one_too(small_run
     assert checkpoints(trainer) == {"checkpoint-4", "checkpoint-10"}
 
 
+def test_a_best_step_without_a_checkpoint_of_its_own_is_kept(small_run: SmallRun, tmp_path: Path) -> None:
+    """Regression: with fewer checkpoints than evaluations the run ended with other weights than those it named."""
+    trainer = small_run(tmp_path / "run", 80, dev=True, kind=Scripted, eval_steps=2, save_steps=4)
+    trainer.script = {2: 10.0, 4: 20.0, 6: 40.0, 8: 30.0, 10: 25.0}
+    trainer.train()
+    assert (trainer.state.best_global_step, kept_step(trainer)) == (6, 6)
+    assert checkpoints(trainer) == {"checkpoint-6", "checkpoint-10"}
+    assert_weights(trainer, saved_weights(trainer, 6))
+
+
 @pytest.mark.parametrize(
     ("strategy", "steps"),
     [({"eval_steps": 2}, [2, 4, 5]), ({"eval_strategy": "epoch", "save_strategy": "epoch"}, [5])],
@@ -177,6 +195,46 @@ def test_without_dev_set_the_last_state_is_kept_and_criteria_without_labels_are_
         assert {"eval_alignment", "eval_uniformity", "eval_effective_rank"} <= entry.keys()
         assert all(math.isfinite(value) for value in entry.values())
     assert [entry["step"] for entry in evaluations(trainer)] == [4, 5]
+
+
+@pytest.mark.parametrize("options", [{}, {"bf16": True}, {"bf16_full_eval": True}], ids=["fp32", "bf16", "full_eval"])
+def test_the_model_is_on_the_device_before_training(
+    small_run: SmallRun, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Regression: Transformers leaves it on the CPU with ``bf16_full_eval``, which bf16 sets: on a GPU the scores
+    before training ended in an error of two devices."""
+    trainer = small_run(tmp_path / "run", kind=OnMeta, **options)
+    assert {parameter.device.type for parameter in trainer.model.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("metric", ["dev_spearman", "uniformity"])
+def test_a_rate_that_follows_the_score_falls_when_the_score_becomes_worse(
+    small_run: SmallRun, tmp_path: Path, metric: str
+) -> None:
+    """Regression: a score of which the greater is the better one counted as a loss."""
+    options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0}}
+    options |= {"metric_for_best_model": metric, "eval_steps": 1, "logging_steps": 1, "max_steps": 4}
+    trainer = small_run(tmp_path / "run", dev=True, kind=Scripted, **options)
+    trainer.script = {1: 1.0, 2: 0.5, 3: 0.25, 4: 0.125}
+    trainer.train()
+    assert [entry["learning_rate"] for entry in training_log(trainer)] == pytest.approx([1e-3, 1e-3, 1e-4, 1e-5])
+
+
+def test_a_rate_that_follows_the_score_needs_one(small_run: SmallRun, tmp_path: Path) -> None:
+    """Regression: an AttributeError at the first evaluation."""
+    words = "metric_for_best_model must name a score with lr_scheduler_type 'reduce_lr_on_plateau', got None"
+    with pytest.raises(ValueError, match=words):
+        small_run(tmp_path / "run", lr_scheduler_type="reduce_lr_on_plateau")
+
+
+def test_arguments_serve_a_second_trainer(small_run: SmallRun, tmp_path: Path) -> None:
+    """Regression: a trainer without dev set turned the choice of the best checkpoint off for the next one."""
+    with_dev = small_run(tmp_path / "first", dev=True)
+    args = CSETrainingArguments(output_dir=str(tmp_path / "run"), use_cpu=True, report_to="none")
+    parts = with_dev.model, args, with_dev.corpus, with_dev.tokenizer
+    assert CSETrainer(*parts).args.metric_for_best_model is None
+    second = CSETrainer(*parts, with_dev.dev)
+    assert (second.args.metric_for_best_model, second.args.load_best_model_at_end) == ("dev_spearman", True)
 
 
 @pytest.mark.parametrize("name", ["uniformity", "eval_uniformity"])
@@ -312,6 +370,24 @@ def test_the_encoder_on_disk_is_compared_in_the_precision_of_the_record(
         ({"label_free_samples": 1}, "label_free_samples must be 0 or at least 2, got 1"),
         ({"max_seq_length": 2}, "max_seq_length must be at least 3, got 2"),
         ({"streaming": True}, "max_steps"),
+        (  # with max_steps it "trained" no step and kept the untrained encoder
+            {"per_device_train_batch_size": 41, "dataloader_drop_last": True, "max_steps": 9},
+            "dataloader_drop_last must be False with fewer rows, 40, than a batch has, 41",
+        ),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor must be 0, got 0.1: no loss here is smoothed"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha must be left out, got 5.0"),
+        (
+            {"lr_scheduler_type": "warmup_stable_decay"},
+            "lr_scheduler_type 'warmup_stable_decay': .* 'num_decay_steps'",
+        ),
+        (
+            {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"up": 1}},
+            "lr_scheduler_type 'reduce_lr_on_plateau': .* 'up'",
+        ),
+        ({"lr_scheduler_type": "polynomial", "learning_rate": 1e-8}, "lr_scheduler_type 'polynomial': lr_end"),
+        ({"optim": "adamw_torch_fused", "optim_args": "nonsense"}, "optim"),
+        ({"objective_warmup_steps": 2}, "objective_warmup_steps must be 0: no objective of .* has weights of its own"),
+        ({"train_sampling_strategy": "group_by_length"}, "must be 'random' or 'sequential', got 'group_by_length'"),
         (
             {"gradient_checkpointing": True, "fields": {"attention_weight": 1.0, "first_layer": 0, "last_layer": 1}},
             "gradient_checkpointing must be False with 'attention', which reads the attention",
@@ -333,6 +409,47 @@ def test_a_text_longer_than_the_encoder_s_positions_is_refused(small_run: SmallR
     args = replace(trainer.args, output_dir=str(tmp_path / "run"), max_seq_length=41)
     with pytest.raises(ValueError, match="max_seq_length must be at most 40, the encoder's limit, got 41"):
         CSETrainer(trainer.model, args, trainer.corpus, trainer.tokenizer)
+
+
+class WithOptions(CSETrainer):
+    """Gets further arguments of Transformers' Trainer."""
+
+    options: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, **self.options)
+
+
+@pytest.mark.parametrize("name", ["compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"])
+def test_functions_that_nothing_calls_are_refused(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Regression: none was called. With ``compute_loss_func`` the gradients of accumulated batches were added up, not
+    averaged."""
+    monkeypatch.setattr(WithOptions, "options", {name: print})
+    with pytest.raises(ValueError, match=f"{name} must be left out: the model computes its loss"):
+        small_run(tmp_path / "run", kind=WithOptions)
+
+
+def test_the_optimiser_that_is_given_is_used(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it was AdamW whatever ``optimizer_cls_and_kwargs`` said."""
+    given = (torch.optim.SGD, {"lr": 0.25, "momentum": 0.5})
+    monkeypatch.setattr(WithOptions, "options", {"optimizer_cls_and_kwargs": given})
+    optimizer: Any = small_run(tmp_path / "run", kind=WithOptions, weight_decay=0.125).create_optimizer()
+    assert type(optimizer) is torch.optim.SGD
+    assert [(g["lr"], g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [
+        (0.25, 0.5, 0.125),
+        (0.25, 0.5, 0.0),
+    ]
+
+
+def test_another_data_set_is_not_evaluated_in_silence(small_run: SmallRun, tmp_path: Path) -> None:
+    """Regression: the scores were those of the dev set."""
+    trainer = small_run(tmp_path / "run", dev=True)
+    with pytest.raises(ValueError, match="eval_dataset must be None: evaluate scores the trainer's dev set"):
+        trainer.evaluate(trainer.dev)
 
 
 # What trains
@@ -450,6 +567,16 @@ def test_groups_have_their_own_rate_and_are_clipped_apart(
 
 
 # Arguments
+
+
+@pytest.mark.parametrize("given", [None, {}, {"split_batches": True}, '{"split_batches": true}'])
+def test_batches_are_never_dispatched(tmp_path: Path, given: Any) -> None:
+    """Regression: any ``accelerator_config`` turned it on for streams, and several processes ended in a TypeError."""
+    args: Any = CSETrainingArguments(output_dir=str(tmp_path), accelerator_config=given, report_to="none")
+    assert args.accelerator_config.dispatch_batches is False
+    for name, value in (("dispatch_batches", True), ("even_batches", False)):
+        with pytest.raises(ValueError, match=f"accelerator_config must have {name} {not value}, got {value}"):
+            CSETrainingArguments(output_dir=str(tmp_path), accelerator_config={name: value}, report_to="none")
 
 
 def test_arguments_follow_each_other(tmp_path: Path) -> None:

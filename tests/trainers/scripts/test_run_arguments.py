@@ -74,8 +74,8 @@ def test_values_of_a_preset_have_their_arguments_type(preset: Any, text: str, na
 
 
 def test_a_preset_can_hold_a_mapping_where_the_argument_takes_one(preset: Any) -> None:
-    _, args, _ = parse_run_arguments(preset("accelerator_config: {dispatch_batches: false, even_batches: false}"))
-    assert (args.accelerator_config.dispatch_batches, args.accelerator_config.even_batches) == (False, False)
+    _, args, _ = parse_run_arguments(preset("accelerator_config: {dispatch_batches: false, split_batches: true}"))
+    assert (args.accelerator_config.dispatch_batches, args.accelerator_config.split_batches) == (False, True)
 
 
 @pytest.mark.parametrize(
