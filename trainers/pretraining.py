@@ -4,6 +4,7 @@
 """
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -118,20 +119,18 @@ class PretrainingTrainer(TermsTrainer):
         scores = {name: float(total) / max(int(tokens[name]), 1) for name, total in totals.items()}
         return {"loss": sum(scores[name] for name in terms), **scores}
 
-    def _outputs(self, count: int) -> list[Any]:
-        """Return the model's outputs for the first ``count`` blocks of the held-out text, batch by batch."""
+    def _outputs(self, count: int) -> Iterator[Any]:
+        """Yield the model's outputs for the first ``count`` blocks of the held-out text, batch by batch."""
         heldout: Any = self.heldout
         size = self.args.per_device_eval_batch_size
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-        found = []
         with without_autocast(self.model), evaluating(self.model), torch.random.fork_rng(devices=devices):
             torch.manual_seed(HELDOUT_SEED)
             for start in range(0, count, size):
                 rows = [heldout[i] for i in range(start, min(start + size, count))]
                 batch = self._prepare_inputs(self._mask_heldout(rows))
                 batch.pop("index")
-                found.append(self.model(**batch))
-        return found
+                yield self.model(**batch)
 
     def _select(self) -> None:
         """Choose the direction of ``metric_for_best_model``. Raises ValueError for an unknown one."""
