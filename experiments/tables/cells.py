@@ -1,4 +1,4 @@
-"""What stands in the cells of a table: a number, or a mean with its deviation."""
+"""Format the cells of a table: numbers, and means with their deviations."""
 
 from collections.abc import Mapping
 from typing import Any
