@@ -65,7 +65,8 @@ def _costs(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _caption(domain: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> str:
     peak = max((costs["memory"] for file in files for costs in _costs(file)), default=0)
     memory = f" No process took more than {peak / 1e9:.1f} GB." if peak else ""
+    needed = " and of the models that it needs beside the encoder" if domain["helpers"] else ""
     return (
         f"{domain['title']}: scores × 100, mean ± standard deviation where there are several seeds. Processor minutes "
-        f"are those of all commands of a way, on CPU, without the scoring.{memory}"
+        f"are those of all commands of a way{needed}, on CPU, without the scoring.{memory}"
     )
