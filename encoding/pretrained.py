@@ -185,6 +185,12 @@ def _is_weight(name: str) -> bool:
     return name.endswith((".weight", ".bias", ".gamma", ".beta"))
 
 
+def all_finite(values: torch.Tensor) -> torch.Tensor:
+    """Return True, as a tensor, if no value of a tensor is NaN or infinite; ``isfinite`` would make copies of it."""
+    least, most = values.aminmax() if values.numel() else values.new_zeros(2)
+    return least.isfinite() & most.isfinite()
+
+
 def check_finite_weights(source: str | Path, model: nn.Module, unread: tuple[str, ...] = ()) -> None:
     """Raise ValueError that names the weights with NaN or infinite values.
 
@@ -193,7 +199,7 @@ def check_finite_weights(source: str | Path, model: nn.Module, unread: tuple[str
     """
     state = model.state_dict()
     tensors = {name: t for name, t in state.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
-    broken = [name for name, tensor in tensors.items() if not name.startswith(unread) and not tensor.isfinite().all()]
+    broken = [name for name, tensor in tensors.items() if not name.startswith(unread) and not all_finite(tensor)]
     if broken:
         raise ValueError(f"{source}: {len(broken)} weights hold NaN or infinite values: {listed(broken)}")
 

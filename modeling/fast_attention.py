@@ -113,6 +113,10 @@ class PackedAttention(torch.autograd.Function):
     ) -> Tensor:
         A, D = query.shape[1:]
         N, L, Q = rows.N, rows.L, 1 if one else rows.L
+        given = query.dtype
+        if one and given.itemsize == 2 and not any(states.requires_grad for states in (query, key, value)):
+            # oneDNN makes a kernel of 16-bit products for every N and L, and keeps it; these products are small
+            query, key, value = query.float(), key.float(), value.float()
         with torch.autocast("cpu", enabled=False):
             q = query.reshape(N * A, 1, D) if one else rows.pad(query)
             k, v = rows.pad(key), rows.pad(value)
@@ -123,7 +127,7 @@ class PackedAttention(torch.autograd.Function):
             output = _times(used, v)
         ctx.save_for_backward(q, k, v, weights, used)
         ctx.rows, ctx.one, ctx.scaling = rows, one, scaling
-        return output.view(N, A, D) if one else rows.pack(output, A)
+        return output.view(N, A, D).to(given) if one else rows.pack(output, A)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

@@ -19,6 +19,10 @@ from transformers import PreTrainedModel
 from .backbone import layer_list
 from .fast_switch import fast
 
+#: On CPU, oneDNN makes kernels for each number of rows and keeps them, half a megabyte each. Batches that are only
+#: encoded have any number of rows, so the last layer computes a multiple of this many.
+ROWS = 64
+
 
 def attention_output(model: PreTrainedModel) -> nn.Module | None:
     """Return the last layer's module between attention and feed-forward network (``attention.output`` in BERT).
@@ -94,30 +98,41 @@ def self_attention(model: PreTrainedModel) -> nn.Module | None:
     return module if isinstance(module, nn.Module) and type(getattr(module, "query", None)) is nn.Linear else None
 
 
+def _filled(places_N: Tensor, tokens: int) -> Tensor:
+    """Repeat the last place up to a multiple of ``ROWS``, where nothing needs a gradient and so many tokens exist."""
+    missing = -len(places_N) % ROWS
+    if torch.is_grad_enabled() or places_N.device.type != "cpu" or len(places_N) + missing > tokens:
+        return places_N
+    return torch.cat([places_N, places_N[-1:].expand(missing)])
+
+
 @contextmanager
 def ask_at(asking: Any, output: nn.Module, places_N: Tensor) -> Iterator[None]:
     """Compute the last layer's queries, and all that follows its attention, at one place of each row.
 
     The queries keep their shape (1, T, H), since the family's code reshapes them; those of the places are the first N.
+    Without gradient on CPU the places are filled up by copies of the last one (``ROWS``), and the last states of the
+    copies follow those of the places.
 
     Arguments:
         asking: ``self_attention`` of the encoder.
         output: its ``attention_output``.
         places_N: the places among its T tokens.
     """
-    N, T = len(places_N), 0
+    places, T = places_N, 0
 
     def select(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        nonlocal T
+        nonlocal places, T
         T = arguments[0].shape[1]
-        return (take_places(arguments[0], places_N),)
+        places = _filled(places_N, T)
+        return (take_places(arguments[0], places),)
 
     def widen(_: nn.Module, __: Any, queries: Tensor) -> Tensor:
-        return nn.functional.pad(queries, (0, 0, 0, T - N))
+        return nn.functional.pad(queries, (0, 0, 0, T - len(places)))
 
     def first(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         attended, before = arguments
-        return attended[:, :N], take_places(before, places_N)
+        return attended[:, : len(places)], take_places(before, places)
 
     handles = [
         asking.query.register_forward_pre_hook(select),

@@ -26,6 +26,7 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from .fast_attention import PackedAttention, Rows
 from .fast_counts import counts_of
+from .fast_half import half_states, widened
 from .fast_layers import TakeRows, ask_at, attention_output, only_at, self_attention, take_places
 from .fast_recompute import recomputed
 from .fast_switch import fast
@@ -399,10 +400,12 @@ def run_encoder(
         inputs |= {"attention_mask": None if flash and packing is not None else attention_mask_NL}
         if packing is None:
             inputs |= own_positions(model, attention_mask_NL)
-        with scaled_embeddings(model, factors_NLE), recomputed(model):
+        with scaled_embeddings(model, factors_NLE), recomputed(model), half_states(model):
             output = _call(model, inputs | kwargs, places_M)
-        if places_M is not None:
-            output.last_hidden_state = output.last_hidden_state.squeeze(0)
+        last = output.last_hidden_state if places_M is None else output.last_hidden_state.squeeze(0)
+        output.last_hidden_state = widened(last)
+        if output.get("hidden_states") is not None:
+            output.hidden_states = tuple(widened(states) for states in output.hidden_states)
         return output
     inputs = {name: packing.pack(value).unsqueeze(0) for name, value in inputs.items()}
     inputs |= {"position_ids": packing.positions(_first_position(model))}
@@ -414,14 +417,15 @@ def run_encoder(
     module = attention_output(model) if each_row and not flash and own else None
     asking = None if module is None else self_attention(model)
     factors_1TE = None if factors_NLE is None else packing.pack(factors_NLE).unsqueeze(0)
-    with scaled_embeddings(model, factors_1TE), recomputed(model):
+    with scaled_embeddings(model, factors_1TE), recomputed(model), half_states(model):
         if module is None or asking is None or places_M is None:
             output = _call(model, inputs | kwargs, places_M)
         else:
             with ask_at(asking, module, places_M):
                 output = model(**inputs, asking=asking, **kwargs)
+            output.last_hidden_state = output.last_hidden_state[:, : len(places_M)]
     last = output.last_hidden_state.squeeze(0)
-    output.last_hidden_state = packing.pad(last) if places_M is None else last
+    output.last_hidden_state = widened(packing.pad(last) if places_M is None else last)
     if output.get("hidden_states") is not None:
-        output.hidden_states = tuple(packing.pad(states.squeeze(0)) for states in output.hidden_states)
+        output.hidden_states = tuple(widened(packing.pad(states.squeeze(0))) for states in output.hidden_states)
     return output

@@ -20,6 +20,7 @@ from torch.utils.data import RandomSampler
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy, SchedulerType, TrainOutput, has_length
 
+from csekit.encoding.pretrained import all_finite
 from csekit.encoding.workers import end_with_parent
 from csekit.modeling.distributed import world_size
 from csekit.modeling.drafts import DiskFullError, full_disk_told, whole_files
@@ -283,7 +284,7 @@ class TermsTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self._window:
             self._checked_window()
-        finite = torch.stack([p.detach().isfinite().all() for p in model.parameters()]).all()
+        finite = torch.stack([all_finite(p.detach()) for p in model.parameters()]).all()
         if not finite:
             raise NonFiniteLossError(
                 f"step {self.state.global_step}: weights are not finite, so no checkpoint was written"
