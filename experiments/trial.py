@@ -48,7 +48,7 @@ class Trial:
 
     @property
     def steps(self) -> int | None:
-        """Return the optimiser steps: ``max_steps``, else from the epochs and the lines of the text file, else None."""
+        """Return the optimiser steps: ``max_steps``, else from the epochs and the lines of its text, else None."""
         if self.kind == "command":
             return 0
         if int(self.setting("max_steps", "-1")) > 0:
