@@ -193,6 +193,20 @@ def test_card_command(run: Path, tmp_path: Path) -> None:
     assert "must be the results of a training run" in " ".join(call(scores, "-o", tmp_path / "x.md").output.split())
 
 
+def test_mteb_s_sickr_is_named_only_for_scores_on_all_of_its_pairs(run: Path, results: dict[str, Any]) -> None:
+    """The metadata named ``mteb/sickr-sts``, all 9,927 pairs of SICK, for scores on SentEval's 4,927 test pairs."""
+    results["test"]["tasks"] = {"SICK-R": {"all": 56.0, "n": 4927}, "SICK-R-all": {"all": 58.0, "n": 9927}}
+    write_results(run / "results.json", results, overwrite=True)
+    done = CliRunner().invoke(main, ["card", str(run)])
+    assert done.exit_code == 0, done.output
+    entries = ModelCard.load(run / "README.md").data.eval_results
+    assert {entry.dataset_type: entry.metric_value for entry in entries} == {
+        "senteval-sick-r": 56.0,
+        "mteb/sickr-sts": 58.0,
+    }
+    assert [entry.dataset_name for entry in entries] == ["SentEval SICK-R", "SICK-R-all"]
+
+
 def test_scores_on_an_own_collection_are_on_the_card(run: Path, tmp_path: Path) -> None:
     """``csekit eval --retrieval FOLDER`` has a key of its own for each: ``--scores`` left them out without a word."""
     stsb = {"STS-B, 97 queries": {"metrics": {"recall@1": 60.5}, "queries": 97, "documents": 2758}}
