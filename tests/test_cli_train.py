@@ -6,6 +6,7 @@ import re
 import runpy
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,6 +111,19 @@ def test_a_preset_is_known_by_its_name(data: Path, tmp_path: Path) -> None:
     wrong = run("train", "--config", "informin-bert-bass", *words)
     assert wrong.exit_code == 2
     assert "did you mean the preset informin-bert-base" in wrong.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "pretrain"])
+def test_gradient_checkpointing_works_without_a_warning(data: Path, tmp_path: Path, command: str) -> None:
+    """Later versions of Transformers have another name, and give a FutureWarning for this one."""
+    more = ["--objective", "mlm", "--block_length", "16"] if command == "pretrain" else SCORED
+    words = [*START, "--train_file", "texts.txt", "--output_dir", tmp_path / "run", "--gradient_checkpointing", *more]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        done = run(command, *words)
+    assert done.exit_code == 0, done.output
+    assert [str(warning.message) for warning in found if issubclass(warning.category, FutureWarning)] == []
+    assert results(tmp_path / "run")["arguments"]["gradient_checkpointing"] is True
 
 
 def test_a_longer_run_is_told_the_interval_to_give(data: Path, tmp_path: Path) -> None:
