@@ -129,17 +129,28 @@ def test_gradient_checkpointing_works_without_a_warning(data: Path, tmp_path: Pa
 def test_a_longer_run_is_told_the_interval_to_give(data: Path, tmp_path: Path) -> None:
     """The default of ``--eval_steps`` follows the length. The message asked for old values that nobody had given."""
     words = ["train", "--model_name_or_path", "tiny-bert", "--use_cpu", "--train_file", "texts.txt", *SCORED]
-    words += ["--per_device_train_batch_size", "8", "--lr_scheduler_type", "constant", "--output_dir", tmp_path / "run"]
+    words += [
+        "--per_device_train_batch_size",
+        "8",
+        "--lr_scheduler_type",
+        "constant",
+        "--output_dir",
+        tmp_path / "run",
+    ]
     assert run(*words, "--max_steps", "16").exit_code == 0
     longer = [*words, "--max_steps", "24", "--resume_from_checkpoint", "True"]
     refused = run(*longer)
     assert refused.exit_code == 2
-    told = "eval_steps was 2 and is 3 now; save_steps was 2 and is 3 now: continue with the old values (--eval_steps 2), or"
+    told = (
+        "eval_steps was 2 and is 3 now; save_steps was 2 and is 3 now: continue with the old values (--eval_steps 2)"
+    )
     assert told in refused.stderr
     done = run(*longer, "--eval_steps", "2")
     assert done.exit_code == 0, done.output
     assert [entry["step"] for entry in results(tmp_path / "run")["dev"]["history"]] == list(range(2, 25, 2))
-    other = run(*words, "--max_steps", "24", "--resume_from_checkpoint", "True", "--eval_steps", "3", "--save_steps", "6")
+    other = run(
+        *words, "--max_steps", "24", "--resume_from_checkpoint", "True", "--eval_steps", "3", "--save_steps", "6"
+    )
     assert other.exit_code == 2 and "old values (--eval_steps 2), or" in other.stderr
 
 

@@ -184,7 +184,9 @@ def _classification(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
         rows: list[tuple[str, str, Scores]] = [
             (label, "ours", {"accuracy": entry.get("accuracy")}) for label, entry in entries
         ]
-        caption = f"Accuracy × 100 of a logistic regression on the frozen embeddings; {entries[0][1].get('n', '?')} rows."
+        caption = (
+            f"Accuracy × 100 of a logistic regression on the frozen embeddings; {entries[0][1].get('n', '?')} rows."
+        )
         tables.append(_table(f"table-classification-{i}", f"Classification: {name}", caption, ["accuracy"], rows, []))
     return tables
 

@@ -274,7 +274,11 @@ def test_files_of_ray_are_replaced_with_overwrite_alone(tiny_folder: Path, lines
     (out / "notes.parquet").touch()  # of nobody's encoding
     done = CliRunner().invoke(main, [*map(str, words), "--overwrite"])
     assert done.exit_code == 0, done.output
-    assert sorted(path.name for path in out.iterdir()) == ["_encode.json", "notes.parquet", "rows-000000000000.parquet"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "_encode.json",
+        "notes.parquet",
+        "rows-000000000000.parquet",
+    ]
 
 
 @pytest.mark.parametrize("before", ["1/1", "2/2", "3/3"])

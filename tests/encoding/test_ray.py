@@ -146,7 +146,11 @@ def test_overwriting_ray_s_output_without_ray_leaves_none_of_its_files(tiny_fold
     ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
     try:
         encode_with_ray(
-            str(tiny_folder), tmp_path / "in.parquet", output, batch_rows=3, loading={"pooling": "mean", "device": "cpu"}
+            str(tiny_folder),
+            tmp_path / "in.parquet",
+            output,
+            batch_rows=3,
+            loading={"pooling": "mean", "device": "cpu"},
         )
     finally:
         ray.shutdown()

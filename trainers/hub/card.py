@@ -281,9 +281,7 @@ def _check_same(
         found, first = held.setdefault(place, (table, file))
         if found != table:
             suite = " of ".join(("sts" if key == "test" else key, *place[1:]))
-            raise ValueError(
-                f"{file}: must not hold other scores of {suite} than {first}: leave one of the two out"
-            )
+            raise ValueError(f"{file}: must not hold other scores of {suite} than {first}: leave one of the two out")
 
 
 def write_cards(listing: str | Path) -> list[Path]:

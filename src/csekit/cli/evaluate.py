@@ -93,7 +93,8 @@ def evaluate(
         ),
     ] = None,
     text_form: Annotated[
-        str, typer.Option("--text_form", help="Text form of STS: tokenized (as in the papers) or raw; the Hub's is raw.")
+        str,
+        typer.Option("--text_form", help="Text form of STS: tokenized (as in the papers) or raw; the Hub's is raw."),
     ] = "tokenized",
     mode: Annotated[str, typer.Option("--mode", help="Mode of transfer: test, or dev (training side only).")] = "test",
     seed: Annotated[int, typer.Option("--seed", help="Seed of transfer's folds.")] = 1111,

@@ -228,7 +228,9 @@ def test_two_files_with_other_scores_of_one_suite_are_refused(run: Path, tmp_pat
     mine, others = ({"mine": {"metrics": {"ndcg@10": score}}} for score in (50.72, 40.0))
     contents = [{"transfer": transfer}, {"transfer": again}, {"transfer": other}]
     contents += [{"retrieval:mine": mine}, {"retrieval:mine": others}]
-    files = [write_results(tmp_path / f"{name}.json", content) for name, content in zip("abcde", contents, strict=True)]
+    files = [
+        write_results(tmp_path / f"{name}.json", content) for name, content in zip("abcde", contents, strict=True)
+    ]
 
     def call(*given: Path) -> Any:
         words = [word for file in given for word in ("--scores", str(file))]
