@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--use_cpu", action="store_true")
     args = parser.parse_args(argv)
     words = Transformer(args.model_name_or_path, max_seq_length=args.max_seq_length)
+    words.float()  # a checkpoint in 16 bits would be trained as it is
     size = AutoConfig.from_pretrained(args.model_name_or_path).hidden_size
     device = "cpu" if args.use_cpu else None
     model = SentenceTransformer(modules=[words, Pooling(size, pooling_mode="cls")], device=device)

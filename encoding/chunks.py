@@ -67,15 +67,21 @@ class TokenizedChunk:
     truncated: int
 
 
+class NoTokensError(ValueError):
+    """A text of which the tokenizer makes no token, its only argument."""
+
+    def __str__(self) -> str:
+        return f"a text without tokens cannot be encoded, got {self.args[0]!r}"
+
+
 def tokenize_chunk(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int, template: str | None
 ) -> TokenizedChunk:
-    """Tokenise each distinct text once. Raises ValueError: a text has no tokens."""
+    """Tokenise each distinct text once. Raises NoTokensError: a text has no tokens."""
     distinct = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     tokens = tokenize(tokenizer, list(distinct), limit, template)
     if [] in tokens.input_ids:
-        text = list(distinct)[tokens.input_ids.index([])]
-        raise ValueError(f"a text without tokens cannot be encoded, got {text!r}")
+        raise NoTokensError(list(distinct)[tokens.input_ids.index([])])
     return TokenizedChunk([distinct[text] for text in texts], tokens.input_ids, sum(tokens.truncated))
 
 

@@ -226,19 +226,21 @@ class TextEncoder:
         self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object] = lambda rows: None
     ) -> Iterator[tuple[np.ndarray, int]]:
         """Yield each chunk's embeddings and the number of its truncated texts; all in this process."""
-        given = ([self.prompt + text for text in texts] for texts in chunks) if self.prompt else chunks
-        if self.lowercase:
-            given = ([text.lower() for text in texts] for texts in given)
         return embed_chunks(
             self.model,
             self.tokenizer,
-            given,
+            map(self.given, chunks),
             self.max_length,
             self.batch_size,
             self.prompt_template,
             self.precision,
             advance,
         )
+
+    def given(self, texts: Sequence[str]) -> Sequence[str]:
+        """Return the texts as the tokenizer gets them: with the prompt, in lower case if ``lowercase``."""
+        texts = [self.prompt + text for text in texts] if self.prompt else texts
+        return [text.lower() for text in texts] if self.lowercase else texts
 
     def for_role(self, role: str | None, prompt: str | None = None) -> Self:
         """Return a copy that encodes texts in a role, with the prompt that the model has for it.

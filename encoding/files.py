@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
+from csekit.encoding.chunks import NoTokensError
 from csekit.encoding.encoder import TextEncoder, first_not_finite, weights_digest
 from csekit.encoding.stores import (
     DTYPES,
@@ -252,7 +253,7 @@ def _go_on(
         ) as bar,
         closing(encoder.encode_chunks(chunks, num_workers, bar.update)) as found,
     ):
-        for rows_nH in found:
+        for rows_nH in _row_named(found, encoder, source.path, record, read):
             texts = read.pop(0)
             _check_finite(rows_nH, texts, source.path, place["start"] + record["done"], form["dtype"])
             sink.write(record["done"], texts, rows_nH)
@@ -265,6 +266,19 @@ def _go_on(
         raise ValueError(f"{source.path}: changed while it was read, from {total} rows to {record['done']}")
     record["complete"] = True
     write_record(path, record)
+
+
+def _row_named(
+    found: Iterator[np.ndarray], encoder: TextEncoder, path: Path, record: dict[str, Any], read: list[list[str]]
+) -> Iterator[np.ndarray]:
+    """Yield the embeddings. Raises CorpusError with file and row for a text of which the tokenizer makes no token; it
+    is among the chunks that were read and are not done."""
+    try:
+        yield from found
+    except NoTokensError as error:
+        given = encoder.given([text for texts in read for text in texts])
+        row = record["settings"]["shard"]["start"] + record["done"] + given.index(error.args[0]) + 1
+        raise CorpusError(f"{path}, row {row}: {error}") from None
 
 
 def _check_finite(rows_nH: np.ndarray, texts: Sequence[str], path: Path, start: int, dtype: str) -> None:

@@ -23,6 +23,8 @@ from csekit.encoding.schema import Count, Schema, check_schema
 DTYPES = ("float32", "float16")
 _VERSION = 1
 _COPY_ROWS = 65_536
+#: Name of a file that Ray wrote into a parquet folder: of the data set, if it has one, of the write, of the task.
+_OF_RAY = re.compile(r"([0-9A-Za-z]+_)?[0-9a-f]{32}_[0-9]{6}.*\.parquet")
 
 
 class Sink(Protocol):
@@ -282,7 +284,7 @@ def _other_files(folder: Path, place: _Shard) -> list[Path]:
         own = place.start <= first < place.stop
         if own or not any(other["start"] <= first < other["stop"] for other in taken):
             others.append(path)
-    return others
+    return others + [path for path in sorted(folder.glob("*.parquet")) if _OF_RAY.fullmatch(path.name)]
 
 
 def row_files(folder: Path) -> list[tuple[int, Path]]:

@@ -6,7 +6,7 @@ scores have ``to_dict()`` for the results file and ``table()`` (head, rows) for 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -254,6 +254,11 @@ def resolve_suites(words: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
     if not chosen:
         raise ValueError("tasks must name a suite or a task, got none")
     return chosen
+
+
+def options_of(data_dir: str | None, options: SuiteOptions) -> SuiteOptions:
+    """Return the options as they hold for the data: the Hub's STS sets are raw text, whatever ``text_form`` says."""
+    return replace(options, text_form="raw") if data_dir == "hub" else options
 
 
 def suite_settings(name: str, tasks: Sequence[str], options: SuiteOptions) -> dict[str, Any]:

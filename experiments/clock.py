@@ -37,7 +37,7 @@ class Clock:
         per_sentence = self._seconds_per_sentence(experiment)
         if per_sentence is None or trial.steps is None:
             return None
-        return extra + per_sentence * trial.steps * trial.batch
+        return (extra or 0.0) + per_sentence * trial.steps * trial.batch
 
     def _seconds_per_sentence(self, experiment: Experiment) -> float | None:
         own = _mean(self._measured.get(experiment.name, []))

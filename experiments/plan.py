@@ -65,7 +65,7 @@ class Experiment:
     scores: dict[str, str]  # name of a trial to the label of the trial that it scores
     measured_in: str | None
     seconds_per_step: float | None
-    seconds_per_trial: float
+    seconds_per_trial: float | None
 
     @property
     def kind(self) -> str:
@@ -343,7 +343,7 @@ def _experiment(
         scores=_scored(name, own, earlier),
         measured_in=own.get("measured_in"),
         seconds_per_step=pick("seconds_per_step", None),
-        seconds_per_trial=float(pick("seconds_per_trial", 0.0)),
+        seconds_per_trial=pick("seconds_per_trial", None),
     )
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from csekit.cli import main
 from csekit.evaluation import clustering, read_results, sts_data, transfer_data
+from csekit.evaluation.results import read_similarities, write_results
 from csekit.modeling import SimCSEModel
 
 
@@ -56,6 +57,27 @@ def test_eval_prints_a_table_and_writes_results(tmp_path: Path, tiny_folder: Pat
     assert "+0.00" in compared.output
     assert "1.0000" in compared.output
     assert f"A: {output}; B: {output}" in compared.output.splitlines()
+
+
+def test_sets_of_the_hub_are_recorded_as_raw_text(tmp_path: Path, tiny_folder: Path, monkeypatch: Any) -> None:
+    """The suite's settings said "tokenized", the option's default."""
+    rows = [{"sentence1": text, "sentence2": "a dog", "score": i} for i, text in enumerate(("a cat", "red", "a dog"))]
+    monkeypatch.setattr(sts_data, "HUB_DATASETS", {"STS15": ("mteb/sts15-sts", "test", 3)})
+    monkeypatch.setattr("datasets.load_dataset", lambda name, split: rows)
+    output, other = tmp_path / "hub.json", tmp_path / "tokenized.json"
+    common = ("eval", tiny_folder, "--pooling", "mean", "--tasks", "STS15", "--device", "cpu", "--no_progress")
+    found = run(*common, "--data_dir", "hub", "--output", output)
+    assert found.exit_code == 0 and "raw text, 3 distinct sentences" in found.output, found.output
+    content = read_results(output)
+    assert content["suites"]["test"]["settings"] == {"tasks": ["STS15"], "text_form": "raw"}
+    assert content["test"]["text_form"] == "raw"
+    assert run(*common, "--data_dir", "hub", "--output", output).exit_code == 0  # the same run again
+    write_results(other, {**content, "test": {**content["test"], "text_form": "tokenized"}}, read_similarities(output))
+    mixed = run("compare", output, other)
+    assert mixed.exit_code == 2
+    assert "the same text form of STS15, got 'raw' in hub.json and 'tokenized' in tokenized.json" in " ".join(
+        mixed.output.split()
+    )
 
 
 def test_suites_share_one_file_and_a_broken_one_is_found_before_encoding(

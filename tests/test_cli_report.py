@@ -310,3 +310,26 @@ def test_retrieval_on_an_own_collection_is_shown(tmp_path: Path, runs: list[Path
     stsb = {"STS-B, 97 queries": {"metrics": {"recall@1": 60.5}, "queries": 97, "documents": 2758}}
     write_results(runs[0] / "a.json", {"retrieval": stsb, "run": {"weights": weights_of(runs[0])}})
     assert read_run(runs[0], "a").content["retrieval"] == stsb | scores, "the second file's were dropped"
+
+
+def test_own_classification_is_shown(tmp_path: Path, runs: list[Path]) -> None:
+    """As ``csekit eval RUN --classification TRAIN TEST --output RUN/topics.json`` writes it: the page had no table."""
+    rows = [f"{text}\t{label}\n" for label, texts in (("x", SENTENCES[:3]), ("y", SENTENCES[3:])) for text in texts]
+    (tmp_path / "topics").mkdir()
+    files = [tmp_path / "topics" / f"{side}.tsv" for side in ("train", "test")]
+    for file, count in zip(files, (5, 2), strict=True):
+        file.write_text("text\tlabel\n" + "".join(rows * count))
+    words = ["--pooling", "mean", "--no_progress", "--classification", *files, "--output"]
+    for folder, mode in ((runs[0], "test"), (runs[1], "test"), (runs[1], "dev")):
+        call = ["eval", folder, "--mode", mode, *words, folder / f"topics-{mode}.json"]
+        done = CliRunner().invoke(main, [str(word) for word in call])
+        assert done.exit_code == 0, done.output
+    assert run(*runs, "-o", tmp_path / "report.html").exit_code == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count(">Classification: topics<") == 1 and page.count(">Classification: topics, dev mode<") == 1
+    assert "Accuracy × 100 of a logistic regression on the frozen embeddings; 12 rows." in page
+    found = read_results(runs[0] / "topics-test.json")["classification:topics"]["tasks"]["topics"]
+    assert f"<td>{found['accuracy']:.2f}</td>" in page.replace(' class="best"', "")
+    assert "no scores" not in read_run(runs[0] / "topics-test.json", "b").missing
+    empty = read_run(write_results(tmp_path / "odd.json", {"pairs": "x", "own classification": "y"}), "c")
+    assert "no scores" in empty.missing and not {"pairs", "own classification"} & empty.content.keys()

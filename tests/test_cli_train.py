@@ -6,6 +6,7 @@ import re
 import runpy
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,6 +111,47 @@ def test_a_preset_is_known_by_its_name(data: Path, tmp_path: Path) -> None:
     wrong = run("train", "--config", "informin-bert-bass", *words)
     assert wrong.exit_code == 2
     assert "did you mean the preset informin-bert-base" in wrong.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "pretrain"])
+def test_gradient_checkpointing_works_without_a_warning(data: Path, tmp_path: Path, command: str) -> None:
+    """Later versions of Transformers have another name, and give a FutureWarning for this one."""
+    more = ["--objective", "mlm", "--block_length", "16"] if command == "pretrain" else SCORED
+    words = [*START, "--train_file", "texts.txt", "--output_dir", tmp_path / "run", "--gradient_checkpointing", *more]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        done = run(command, *words)
+    assert done.exit_code == 0, done.output
+    assert [str(warning.message) for warning in found if issubclass(warning.category, FutureWarning)] == []
+    assert results(tmp_path / "run")["arguments"]["gradient_checkpointing"] is True
+
+
+def test_a_longer_run_is_told_the_interval_to_give(data: Path, tmp_path: Path) -> None:
+    """The default of ``--eval_steps`` follows the length. The message asked for old values that nobody had given."""
+    words = ["train", "--model_name_or_path", "tiny-bert", "--use_cpu", "--train_file", "texts.txt", *SCORED]
+    words += [
+        "--per_device_train_batch_size",
+        "8",
+        "--lr_scheduler_type",
+        "constant",
+        "--output_dir",
+        tmp_path / "run",
+    ]
+    assert run(*words, "--max_steps", "16").exit_code == 0
+    longer = [*words, "--max_steps", "24", "--resume_from_checkpoint", "True"]
+    refused = run(*longer)
+    assert refused.exit_code == 2
+    told = (
+        "eval_steps was 2 and is 3 now; save_steps was 2 and is 3 now: continue with the old values (--eval_steps 2)"
+    )
+    assert told in refused.stderr
+    done = run(*longer, "--eval_steps", "2")
+    assert done.exit_code == 0, done.output
+    assert [entry["step"] for entry in results(tmp_path / "run")["dev"]["history"]] == list(range(2, 25, 2))
+    other = run(
+        *words, "--max_steps", "24", "--resume_from_checkpoint", "True", "--eval_steps", "3", "--save_steps", "6"
+    )
+    assert other.exit_code == 2 and "old values (--eval_steps 2), or" in other.stderr
 
 
 def test_the_list_of_commands_needs_no_torch() -> None:

@@ -43,6 +43,11 @@ _WHOLE = {
 _AT_LEAST_0 = ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "eval_delay", "neftune_noise_alpha")
 _ABOVE_0 = ("num_train_epochs", "logging_steps", "eval_steps", "save_steps", "adam_epsilon")
 _BELOW_1 = ("adam_beta1", "adam_beta2", "label_smoothing_factor")
+#: Arguments with another name in later versions of Transformers, which warn of the old one until they lose it.
+_RENAMED = {
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+}
 #: Steps of a scheduler that is made for a check.
 _ANY_STEPS = 1000
 #: Largest seed that NumPy takes.
@@ -108,6 +113,9 @@ class RunTrainingArguments(TrainingArguments):
         _check_numbers(self)
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         _check_mappings(self)
+        for old, new in _RENAMED.items():
+            if hasattr(self, new) and getattr(self, new) is None:  # a version that has both names
+                setattr(self, new, getattr(self, old))
         try:
             super().__post_init__()
         except (TypeError, AttributeError, KeyError, NotImplementedError) as error:

@@ -99,7 +99,7 @@ class TermsTrainer(Trainer):
             self._move_model_to_device(kwargs["model"], self.args.device)
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
-        self.add_callback(ProgressLines(self.args.log_format))
+        self.add_callback(ProgressLines(self.args.log_format, stop=self.stop_on_terminate))
 
     @property
     def training_dir(self) -> str:

@@ -3,7 +3,7 @@
 step  epoch     loss  contrastive     rtd  stsb_spearman  rows/s   left
   25   0.02   0.3120       0.2871  0.0249                    412   0:52
   50   0.03   0.2015       0.1790  0.0225         83.12*     409   0:49
-* best stsb_spearman so far; the weights of step 50 are kept
+* best stsb_spearman; the weights of step 50 are kept
 """
 
 import json
@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from csekit.trainers.callbacks import StopOnTerminate
 
 #: Forms of the lines: aligned columns, or one JSON object for each log entry.
 LOG_FORMATS = ("table", "json")
@@ -29,11 +31,13 @@ class ProgressLines(TrainerCallback):
     Arguments:
         log_format: ``table`` or ``json``.
         label: the word in front of the bar.
+        stop: the trainer's callback for SIGTERM; the last line tells an interrupted run from a finished one.
     """
 
-    def __init__(self, log_format: str = "table", label: str = "step") -> None:
+    def __init__(self, log_format: str = "table", label: str = "step", stop: StopOnTerminate | None = None) -> None:
         self.log_format = log_format
         self.label = label
+        self.stop = stop
         self._row: dict[str, Any] = {}
         self._head: list[str] = []
         self._bar: Progress | None = None
@@ -103,13 +107,19 @@ class ProgressLines(TrainerCallback):
             self._bar.stop()
             self._bar = None
         if state.is_world_process_zero and self._head and state.best_global_step:
-            metric = str(args.metric_for_best_model).removeprefix("eval_")
-            kept = args.load_best_model_at_end and state.global_step >= state.max_steps
-            print(
-                f"* best {metric}{f'; the weights of step {state.best_global_step} are kept' if kept else ' so far'}"
-            )
+            print(self._about_the_best(args, state))
 
     # Lines
+
+    def _about_the_best(self, args: TrainingArguments, state: TrainerState) -> str:
+        """Return the last line: what the asterisk means, and how the training ended."""
+        best = f"* best {str(args.metric_for_best_model).removeprefix('eval_')}"
+        place = f"at step {state.global_step} of {state.max_steps}"
+        if self.stop is not None and self.stop.interrupted:
+            return f"{best} so far; training was interrupted {place}"
+        if args.load_best_model_at_end:
+            best += f"; the weights of step {state.best_global_step} are kept"
+        return best if state.global_step >= state.max_steps else f"{best}; training stopped early, {place}"
 
     #: Names in the log that have another form in the columns.
     _SHORT: ClassVar[dict[str, str]] = {"learning_rate": "lr"}

@@ -126,14 +126,23 @@ class RunSettings:
             told = "; ".join(f"{name} was {before!r} and is {after!r} now" for name, before, after in refused)
             names = dict.fromkeys(name.split(".")[0] for name, _, _ in refused)
             raise SettingsChangedError(
-                f"{file}: {told}: continue with the old values, or say that you mean it with --allow_changed "
-                f"{' '.join(names)}"
+                f"{file}: {told}: continue with the old values{_intervals(refused)}, or say that you mean it with "
+                f"--allow_changed {' '.join(names)}"
             )
         changes = [{"name": name, "old": before, "new": after} for name, before, after in found]
         if not changes and step is None:
             return RunSettings(dict(new), self.run, self.lineage, self.changes)
         lineage = {run: step if last is None else last for run, last in self.lineage.items()}
         return RunSettings(dict(new), lineage=lineage, changes=[*self.changes, *changes])
+
+
+def _intervals(refused: Sequence[tuple[str, Any, Any]]) -> str:
+    """Return the options that keep the old intervals, in brackets. Their defaults follow the length of the run, so
+    that they change without being given. The default of ``save_steps`` is ``eval_steps``."""
+    old = {name: before for name, before, _ in refused if name in ("eval_steps", "save_steps") and before is not None}
+    if old.get("save_steps") == old.get("eval_steps"):
+        old.pop("save_steps", None)
+    return f" ({' '.join(f'--{name} {value}' for name, value in old.items())})" if old else ""
 
 
 def _is_longer(change: tuple[str, Any, Any], new: Mapping[str, Any]) -> bool:

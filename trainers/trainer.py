@@ -89,7 +89,7 @@ class CSETrainer(HubTrainer):
         ValueError: a combination that cannot work: a single column without dropout, an augmentation of pairs, a batch
             of one row, several GPUs in one process, an unknown ``metric_for_best_model``, ``cache_chunk_size`` with an
             objective that is not ``cacheable``, ``torch_compile`` with an encoder without a list of layers,
-            ``compile_bucket`` with an encoder that computes padded batches.
+            ``compile_bucket`` with an encoder that computes padded batches, a text without tokens.
     """
 
     args: CSETrainingArguments
@@ -128,6 +128,8 @@ class CSETrainer(HubTrainer):
             mask_contrastive_input=args.mask_contrastive_input,
             second_template=model.config.second_prompt_template,
         )
+        for template in collator.templates:
+            corpus.check_tokens(tokenizer, template)
         limit = length_limit(model.backbone, tokenizer)
         check_length(collator.max_length, args.max_seq_length, limit, "the encoder's limit")
         check_memory(model, args, corpus, tokenizer)

@@ -46,6 +46,7 @@ _WITHOUT = {
     "STS": "csekit eval RUN --tasks sts --output RUN/sts.json",
     "pairs": "csekit eval RUN --pairs FILE --output RUN/pairs.json",
     "transfer": "csekit eval RUN --tasks transfer --output RUN/transfer.json",
+    "classification": "csekit eval RUN --classification TRAIN TEST --output RUN/classification.json",
     "retrieval": "csekit eval RUN --retrieval FOLDER --output RUN/retrieval.json",
     "geometry": "csekit geometry RUN --output RUN/geometry.json",
 }

@@ -16,9 +16,12 @@ from csekit.evaluation.results_schema import TrainerState, check_results
 Curves = dict[str, list[tuple[float, float]]]
 
 #: Sections that other commands write: their results files may lie beside the run's own.
-_SECTIONS = ("test", "transfer", "retrieval", "pairs", "geometry", "clustering", "classification")
-#: Those that hold the scores of several data by name, which several files may add to.
-BY_NAME = ("retrieval", "pairs")
+_SECTIONS = ("test", "transfer", "retrieval", "geometry", "clustering", "classification")
+#: Kind in a key ``KIND:NAME`` to the section of a report. ``classification`` holds scores by mteb's protocol, these
+#: are by SentEval's.
+_OWN = {"retrieval": "retrieval", "pairs": "pairs", "classification": "own classification"}
+#: Sections that hold the scores of several data by name, which several files may add to.
+BY_NAME = tuple(_OWN.values())
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def read_run(path: str | Path, label: str) -> ReportRun:
     path = Path(path)
     if path.is_file():
         content = read_results(path)
-        return _gathered(label, None, content | shown_sections(content), [])
+        return _gathered(label, None, _with_shown(content), [])
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such run folder or results file")
     has_encoder = any((path / name).is_file() for name in ("modules.json", "config.json", "training/config.json"))
@@ -79,8 +82,7 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
         settings.
     """
     main = folder / "results.json"
-    content = read_results(main) if main.is_file() else {}
-    content |= shown_sections(content)
+    content = _with_shown(read_results(main)) if main.is_file() else {}
     weights, left_out = None, []
     for path in sorted(folder.glob("*.json")):
         if path != main:
@@ -102,14 +104,27 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def shown_sections(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of a results file that a report shows; ``retrieval:NAME`` is a part of ``retrieval``, and
-    ``pairs:NAME`` of ``pairs``."""
+    """Return the sections of a results file that a report shows: ``retrieval:NAME`` is a part of ``retrieval``,
+    ``pairs:NAME`` of ``pairs``, ``classification:NAME`` of ``own classification``."""
     found = {name: content[name] for name in _SECTIONS if content.get(name)}
     for name, section in content.items():
         kind, _, own = name.partition(":")
-        if own and kind in BY_NAME:
-            found[kind] = {**(found.get(kind) or {}), **(section["tasks"] if kind == "pairs" else section)}
+        if own and kind in _OWN:
+            found[_OWN[kind]] = {**found.get(_OWN[kind], {}), **_by_name(kind, section)}
     return found
+
+
+def _by_name(kind: str, section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Map name to scores of one's own data; accuracies of dev mode are of training rows and have their own name."""
+    if kind == "retrieval":
+        return section
+    suffix = ", dev mode" if section.get("mode") == "dev" else ""
+    return {f"{name}{suffix}": entry for name, entry in section["tasks"].items()}
+
+
+def _with_shown(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a results file with its sections as a report shows them."""
+    return {name: value for name, value in content.items() if name not in BY_NAME} | shown_sections(content)
 
 
 def _json(path: Path) -> Any:
@@ -151,7 +166,7 @@ def _gathered(label: str, folder: Path | None, content: Mapping[str, Any], missi
     dev = _curves([before, *(held.get("history") or [])], without=("value", "runtime"))
     if not log:
         missing.append("no training log, so no curves")
-    if not (content.get("test") or held.get("after") or any(content.get(name) for name in _SECTIONS)):
+    if not (content.get("test") or held.get("after") or any(content.get(name) for name in (*_SECTIONS, *BY_NAME))):
         missing.append("no scores")
     if folder is None:
         missing.append("no encoder, so no nearest neighbours")

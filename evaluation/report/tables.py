@@ -35,7 +35,14 @@ def score_tables(runs: Sequence[ReportRun]) -> tuple[list[dict[str, Any]], list[
     """Return tables for the template, the dev scores before and after training first, and the kinds of scores that no
     run has."""
     tables, absent = _dev(runs), []
-    kinds = {"STS": _sts, "pairs": _pairs, "transfer": _transfer, "retrieval": _retrieval, "geometry": _geometry}
+    kinds = {
+        "STS": _sts,
+        "pairs": _pairs,
+        "transfer": _transfer,
+        "classification": _classification,
+        "retrieval": _retrieval,
+        "geometry": _geometry,
+    }
     for kind, make in kinds.items():
         found = make(runs)
         tables += found
@@ -167,6 +174,20 @@ def _pairs(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
         caption = f"Scores of the cosine × 100; {entries[0][1].get('n', '?')} pairs."
         head = [_PAIRS[column] for column in columns]
         tables.append(_table(f"table-pairs-{i}", f"Pairs: {name}", caption, head, rows, []))
+    return tables
+
+
+def _classification(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    """Build a table for each task of one's own labelled texts."""
+    tables = []
+    for i, (name, entries) in enumerate(_by_data(runs, "own classification")):
+        rows: list[tuple[str, str, Scores]] = [
+            (label, "ours", {"accuracy": entry.get("accuracy")}) for label, entry in entries
+        ]
+        caption = (
+            f"Accuracy × 100 of a logistic regression on the frozen embeddings; {entries[0][1].get('n', '?')} rows."
+        )
+        tables.append(_table(f"table-classification-{i}", f"Classification: {name}", caption, ["accuracy"], rows, []))
     return tables
 
 

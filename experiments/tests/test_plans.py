@@ -55,6 +55,20 @@ def test_a_plan_is_within_its_minutes(path: Path, environment: dict[str, str]) -
     assert sum(value or 0 for value in seconds) / 60 < plan.max_minutes
 
 
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_every_run_of_a_papers_plan_has_an_estimated_cost(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    names = {name: str(tmp_path / f"{name.lower()}.tsv") for name in ("WIKI_NEXT", "BACK_TRANSLATED", "NLI")}
+    names["WIKI"] = str(tmp_path / "wiki.txt")
+    for file in names.values():
+        Path(file).write_text("sent0\tsent1\n" * 12_801)
+    plan = Plan.read(path, FILES | names)
+    clock = Clock(plan)
+    assert not [trial.label for trial in own_trials(plan) if not clock.seconds(trial)]
+
+
 def typed(value: Any, kind: type) -> Any:
     return value == "True" if kind is bool else kind(value)
 
@@ -286,6 +300,13 @@ def test_a_preset_gives_batch_and_epochs_to_the_estimate(tmp_path: Path, monkeyp
     }
     assert (trials["bert-base/seed=42"].batch, trials["bert-base/seed=42"].steps) == (128, 10)
     assert (trials["batch-64/seed=42"].batch, trials["batch-64/seed=42"].steps) == (64, 20)
+
+
+def test_the_header_of_a_table_is_no_row_of_the_estimate(tmp_path: Path) -> None:
+    for suffix, steps in ((".txt", 21), (".tsv", 20), (".csv", 20)):
+        path = tmp_path / f"pairs{suffix}"
+        path.write_text("sent0\n" * 1281)
+        assert Trial("one", "run", "final", {"train_file": str(path)}, ()).steps == steps
 
 
 @pytest.mark.parametrize(

@@ -477,9 +477,12 @@ def test_a_dry_run_prints_every_command_with_its_cost(bench: Any, capsys: pytest
     assert not [line for line in lines if line.startswith("# two/")]
 
 
-def test_the_cost_of_a_step_that_nothing_tells_is_unknown(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cost_that_nothing_tells_is_unknown(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.plan["experiments"]["made"] = {"command": ["-c", "pass"]}
     assert bench.run("--dry_run") == 0
-    assert "# one/learning_rate=0.0001: unknown hours" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "# one/learning_rate=0.0001: unknown hours" in printed
+    assert "# made/run: unknown hours" in printed
 
 
 def test_an_option_given_two_dashes_as_its_value_is_refused(tmp_path: Path, capsys: Any) -> None:

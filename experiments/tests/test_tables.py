@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from csekit.evaluation.results import write_results
+from experiments.tables.audit import gradients_before_and_after
 from experiments.tables.render import TableError, ablation_table, main, main_table, margin_table, update
 
 TASKS = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
@@ -174,3 +176,26 @@ def test_no_scores_no_table(summary: dict[str, Any]) -> None:
     summary["experiments"] = {"weight": summary["experiments"]["weight"]}
     with pytest.raises(TableError, match="no experiment has test scores"):
         main_table(summary)
+
+
+def test_gradients_before_and_after_pair_rows_of_one_weight(tmp_path: Path) -> None:
+    """Untrained rows beside untrained ones, trained beside trained ones, each with its own step."""
+
+    def row(step: int, norm: float, weight: float | None = None) -> dict[str, Any]:
+        terms = {"contrastive": {"norm": 10 * norm, "share": 1.0}, "rtd": {"norm": norm, "share": 0.1}}
+        weights = {} if weight is None else {"weights": {"contrastive": 1.0, "rtd": weight}}
+        return {"title": "diffcse", "step": step, "terms": terms, **weights}
+
+    run = {"repetitions": 2, "batch_size": 4, "corpus": "wiki.txt"}
+    files = {"audit/gradients-neighbours": [row(0, 1), row(1563, 2)]}
+    files["gradients/mini-wiki"] = [row(100, 3, 0.005), row(0, 4, 0.005), row(100, 5, 1.0)]
+    for name, rows in files.items():
+        write_results(tmp_path / f"{name}.json", {"run": run, "rows": rows})
+    _, head, body = gradients_before_and_after(tmp_path)
+    assert head == ["", "term", "step", "before", "× contrast", "step", "after", "× contrast"]
+    assert body == [
+        ["diffcse", "contrastive", "0", "10", "–", "0", "40", "–"],
+        ["diffcse", "rtd", "0", "1", "0.1", "0", "4", "0.1"],
+        ["diffcse", "contrastive", "1,563", "20", "–", "100", "30", "–"],
+        ["diffcse", "rtd", "1,563", "2", "0.1", "100", "3", "0.1"],
+    ]

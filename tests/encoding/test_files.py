@@ -261,6 +261,26 @@ def test_a_shard_does_not_enter_another_encoding(encoder: TextEncoder, lines: Pa
     assert pq.read_table(out).sort_by("row")["text"].to_pylist() == TEXTS[::-1]
 
 
+def test_files_of_ray_are_replaced_with_overwrite_alone(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
+    """As ``csekit encode --engine ray`` names them. They stayed, and readers of the folder got both encodings."""
+    out = tmp_path / "out.parquet"
+    out.mkdir()
+    theirs = out / f"0353RiIGo28wR5TwDrWIln_{'0f' * 16}_000001-0.parquet"
+    pq.write_table(pa.table({"s": ["a"], "embedding": [[1.0]]}), theirs)
+    words = ["encode", lines, "--model", tiny_folder, "--pooling", "mean", "-o", out, "--no_progress"]
+    refused = CliRunner().invoke(main, [str(word) for word in words])
+    assert refused.exit_code == 2
+    assert f"{theirs}: exists, and not of this command" in " ".join(refused.output.split())
+    (out / "notes.parquet").touch()  # of nobody's encoding
+    done = CliRunner().invoke(main, [*map(str, words), "--overwrite"])
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in out.iterdir()) == [
+        "_encode.json",
+        "notes.parquet",
+        "rows-000000000000.parquet",
+    ]
+
+
 @pytest.mark.parametrize("before", ["1/1", "2/2", "3/3"])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_overwrite_leaves_nothing_of_the_earlier_encoding(

@@ -134,3 +134,29 @@ def test_a_cell_without_text_is_refused_as_without_ray(
     assert "b.parquet, row 2: column 's' holds nothing (null), not text" in found.output
     assert found.output.count("\n") == 1
     assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.slow
+def test_overwriting_ray_s_output_without_ray_leaves_none_of_its_files(tiny_folder: Path, tmp_path: Path) -> None:
+    """Readers of the folder got both encodings."""
+    ray = pytest.importorskip("ray", reason="needs ray: pip install 'csekit[ray]'")
+    texts = [f"the man runs {i}" for i in range(30)]
+    pq.write_table(pa.table({"s": texts}), tmp_path / "in.parquet")
+    output = tmp_path / "out.parquet"
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    try:
+        encode_with_ray(
+            str(tiny_folder),
+            tmp_path / "in.parquet",
+            output,
+            batch_rows=3,
+            loading={"pooling": "mean", "device": "cpu"},
+        )
+    finally:
+        ray.shutdown()
+    assert len(list(output.glob("*.parquet"))) > 1
+    words = ["encode", tmp_path / "in.parquet", "--model", tiny_folder, "--pooling", "mean", "-o", output]
+    done = CliRunner().invoke(main, [*map(str, words), "--overwrite", "--no_progress"])
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in output.iterdir()) == ["_encode.json", "rows-000000000000.parquet"]
+    assert pq.read_table(output)["text"].to_pylist() == texts

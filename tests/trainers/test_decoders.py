@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast, TrainerCallback
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback
 from typer.testing import CliRunner
 
 from csekit.cli import main
@@ -64,6 +64,32 @@ def test_the_command_trains_adapters_of_a_decoder(small: Any, decoder: Path, tmp
     exported = load_encoder(output, device="cpu").encode(["the dog", "a red house"])
     torch.testing.assert_close(torch.tensor(exported), torch.tensor(trained), rtol=1e-4, atol=1e-5)
     assert "the last token" in (output / "README.md").read_text()
+
+
+@pytest.mark.parametrize("way", ["train", "train --streaming", "encode"])
+def test_a_text_without_tokens_is_named_with_its_row(small: Any, decoder: Path, tmp_path: Path, way: str) -> None:
+    """A tokenizer without special tokens makes none of such a text. Training noticed it at the end, or never; with
+    ``last`` pooling a batch ended in an IndexError. ``csekit encode`` did not say which row it is."""
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
+    tokenizer.save_pretrained(decoder)
+    lines = small.write_texts(tmp_path / "texts.txt", 30).read_text().splitlines()
+    lines[2], lines[9] = "", "\u200b"
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    words = ["train", "--model_name_or_path", decoder, "--train_file", texts, "--output_dir", tmp_path / "run"]
+    words += ["--pooling", "last", "--dropout", 0.1, "--max_steps", 4, "--per_device_train_batch_size", 8, "--use_cpu"]
+    words += ["--label_free_samples", 0, *way.split()[1:]]
+    told = f"{texts}, line 10: column 'text' holds '\\u200b', of which the tokenizer makes no token: leave the row out"
+    if way == "encode":
+        words = ["encode", texts, "--model", decoder, "--pooling", "last", "-o", tmp_path / "out.npy", "--no_progress"]
+        told = f"{texts}, row 3: a text without tokens cannot be encoded, got ''"
+    elif way != "train":
+        told = "row 8 of the corpus, from 0: the tokenizer makes no token of '\\u200b'"
+    found = CliRunner().invoke(main, [str(word) for word in words])
+    assert found.exit_code == 2, found.output
+    assert told in " ".join(found.stderr.split())
+    assert not list((tmp_path / "run").glob("training/checkpoint-*"))
 
 
 def test_adapters_are_resumed(small_run: Callable[..., Any], tmp_path: Path) -> None:

@@ -2,10 +2,16 @@
 
 import json
 import re
+import signal
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from transformers import EarlyStoppingCallback
+
+from csekit.trainers import CSETrainer
+from csekit.trainers.run_record import kept_step
 
 OPTIONS = {"max_steps": 8, "eval_steps": 4, "logging_steps": 2, "label_free_samples": 0}
 
@@ -49,6 +55,29 @@ def test_a_line_for_each_log_entry_in_aligned_columns(
     for line in (line for line in printed[printed.index(starts) + 1 :]):
         assert line[: starts.index("epoch") + len("epoch")].rstrip()[-1].isdigit()
         assert re.fullmatch(r"\d+\.\d{4}", line[: starts.index("loss") + len("loss")].split()[-1])
+
+
+@pytest.mark.parametrize("way", ["early stopping", "SIGTERM"])
+def test_the_last_line_of_a_run_that_ends_before_its_last_step(
+    small: ModuleType, small_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    """Early stopping keeps the best weights, which the line did not say. After SIGTERM the run is not finished."""
+
+    class Falling(CSETrainer):
+        def dev_scores(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+            return {"dev_spearman": 50.0 - self.state.global_step}
+
+    trainer = small_run(tmp_path / "run", dev=True, kind=Falling, **OPTIONS | {"eval_steps": 1})
+    stop = EarlyStoppingCallback(2) if way == "early stopping" else small.SignalAt(3, signal.SIGTERM)
+    trainer.add_callback(stop)
+    trainer.train()
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert (trainer.state.global_step, trainer.state.best_global_step) == (3, 1)
+    if way == "early stopping":
+        assert last == "* best dev_spearman; the weights of step 1 are kept; training stopped early, at step 3 of 8"
+        assert kept_step(trainer) == 1
+    else:
+        assert last == "* best dev_spearman so far; training was interrupted at step 3 of 8"
 
 
 def test_json_lines(small_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,7 +119,8 @@ class CSECollator:
               ``PerturbationSpec`` list their keys.
 
         Raises:
-            ValueError: rows with different numbers of texts, or without the further column that a spec needs.
+            ValueError: rows with different numbers of texts, or without the further column that a spec needs; a text
+                without tokens.
         """
         B, C = len(rows), len(rows[0]["texts"])
         if any(len(row["texts"]) != C for row in rows):
@@ -138,6 +139,10 @@ class CSECollator:
             columns.insert(1, columns[0])
             C += 1
         tokens = self._tokenize(columns, C)
+        if [] in tokens.input_ids:
+            place = tokens.input_ids.index([])
+            row, text = rows[place % B]["index"], columns[place // B][place % B]
+            raise ValueError(f"row {row} of the corpus, from 0: the tokenizer makes no token of {text!r:.100}")
         padded = pad(self.tokenizer, tokens.input_ids[: C * B], self.pad_to_multiple_of)
         index_B = np.fromiter((row["index"] for row in rows), dtype=np.int64, count=B)
         batch: dict[str, Any] = {

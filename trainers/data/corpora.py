@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from csekit.encoding.text_files import CorpusError, Scan, file_kind, sha256
 from csekit.modeling.hub import hub_or_cache
+from csekit.modeling.tokenization import sentence_frame, tokenize
 from csekit.trainers.data.datasets import SentenceDataset, StreamingSentenceDataset
 from csekit.trainers.data.sources import Source, file_source, hub_name, table_source
 from csekit.trainers.data.tokenizer_report import TokenizerReport, tokenizer_report
@@ -92,6 +93,7 @@ class Corpus:
         checksum: SHA-256 of the concatenated raw files, hexadecimal; None for the Hub and for streams.
         fingerprint: fingerprint of a dataset from the Hub, else None.
         report: counts of its rows.
+        source: the files or the table that the rows come from.
     """
 
     dataset: SentenceDataset | StreamingSentenceDataset
@@ -100,6 +102,7 @@ class Corpus:
     checksum: str | None
     fingerprint: str | None
     report: CorpusReport
+    source: Source
 
     @property
     def streaming(self) -> bool:
@@ -123,6 +126,27 @@ class Corpus:
             return [row["texts"] for _, row in zip(range(size), self.dataset, strict=False)]
         places = np.unique(np.linspace(0, len(self.dataset) - 1, min(size, len(self.dataset))).astype(int))
         return [row["texts"] for row in self.dataset.__getitems__(places.tolist())]
+
+    def check_tokens(self, tokenizer: PreTrainedTokenizerBase, prompt_template: str | None = None) -> None:
+        """Check that every text has a token. Only a tokenizer without special tokens can make none of a text that is
+        not blank, so for others nothing is read. The rows of a stream are checked batch by batch in training.
+
+        Raises:
+            CorpusError: a text has no tokens; the message names file and line.
+        """
+        frame = sentence_frame(tokenizer, prompt_template)
+        if frame.before or frame.after or isinstance(self.dataset, StreamingSentenceDataset):
+            return
+        for start in range(0, len(self.dataset), HEAD):
+            rows = self.dataset.__getitems__(range(start, min(start + HEAD, len(self.dataset))))
+            for column, name in enumerate(self.columns):
+                ids = tokenize(tokenizer, [row["texts"][column] for row in rows], 1).input_ids
+                if [] in ids:
+                    texts = rows[ids.index([])]["texts"]
+                    raise CorpusError(
+                        f"{self.source.place(texts)}: column {name!r} holds {texts[column]!r:.100}, of which the "
+                        "tokenizer makes no token: leave the row out"
+                    )
 
     def tokenizer_report(
         self,
@@ -232,7 +256,8 @@ def _streamed(source: Source, max_samples: int | None) -> Corpus:
             break
     _at_least_two(scan.used, source.name)
     report = _report(scan, scan.used, scan.used - len(scan.first_occurrences()), complete=False)
-    return Corpus(StreamingSentenceDataset(source, max_samples), source.columns, source.name, None, None, report)
+    dataset = StreamingSentenceDataset(source, max_samples)
+    return Corpus(dataset, source.columns, source.name, None, None, report, source)
 
 
 def _from_table(source: Source, max_samples: int | None, deduplicate: bool) -> Corpus:
@@ -253,7 +278,7 @@ def _from_table(source: Source, max_samples: int | None, deduplicate: bool) -> C
     fingerprint = None if source.paths else source.table._fingerprint
     report = _report(scan, len(used), duplicates, deduplicate)
     dataset = SentenceDataset(rows, source.columns)
-    return Corpus(dataset, source.columns, source.name, checksum, fingerprint, report)
+    return Corpus(dataset, source.columns, source.name, checksum, fingerprint, report, source)
 
 
 def _from_files(
@@ -276,7 +301,7 @@ def _from_files(
         first = np.load(store.with_suffix(".npy"))
         rows = rows if len(first) == len(rows) else rows.select(first)
     dataset = SentenceDataset(rows, source.columns)
-    return Corpus(dataset, source.columns, source.name, checksum, None, report)
+    return Corpus(dataset, source.columns, source.name, checksum, None, report, source)
 
 
 def _write_store(source: Source, max_samples: int | None, deduplicate: bool, store: Path) -> None:

@@ -36,6 +36,19 @@ class Source:
                 yield [start + i for i in keep], texts
             scan.only_numbers(str(path))
 
+    def place(self, texts: Sequence[str]) -> str:
+        """Return where the first row with these texts is, for messages. This reads the source again."""
+        batches: Iterator[tuple[str, RowBatch]]
+        if self.table is not None:
+            batches = ((f"{self.name}, row", batch) for batch in self._table_batches())
+        else:
+            batches = ((f"{path}, line", b) for path in self.paths for b in read_batches(path, self.columns))
+        for where, batch in batches:
+            for line, row in zip(batch.lines, zip(*batch.cells, strict=True), strict=True):
+                if row == tuple(texts):
+                    return f"{where} {line}"
+        return self.name
+
     def _table_batches(self) -> Iterator[RowBatch]:
         start = 1
         for batch in self.table.iter(batch_size=ROWS if isinstance(self.table, datasets.Dataset) else 1000):

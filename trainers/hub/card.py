@@ -18,7 +18,7 @@ from csekit.evaluation.report.runs import BY_NAME, shown_sections
 from csekit.evaluation.results import added_setting, read_results
 from csekit.evaluation.results_schema import CardResults
 from csekit.modeling import METHODS
-from csekit.trainers.hub.card_scores import SUITES, dev_table, suite_tables, worse_than_untrained
+from csekit.trainers.hub.card_scores import SUITES, SuiteTable, dev_table, suite_tables, worse_than_untrained
 
 #: In the repository beside the rooms, in a wheel beside the subpackages.
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"
@@ -234,8 +234,8 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not the results of a training run, or scores of an encoder with another pooling, other weights or
-            other settings.
+        ValueError: not the results of a training run, scores of an encoder with another pooling, other weights or
+            other settings, or two files with different scores of one suite.
     """
     path = Path(path)
     results = read_results(path / "results.json" if path.is_dir() else path)
@@ -246,6 +246,7 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(f"{path}: imports must be names of modules, got {name!r:.80}")
     weights = weights_of(path) if path.is_dir() and scores else {}
+    held: dict[tuple[str, ...], tuple[SuiteTable, str | Path]] = {}
     for file in scores:
         found = read_results(file)
         run = found.get("run") or {}
@@ -265,8 +266,22 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
             )
         shown = shown_sections(found)
         for key in SUITES.keys() & shown.keys():
+            _check_same(held, key, shown[key], file)
             results[key] = {**(results.get(key) or {}), **shown[key]} if key in BY_NAME else shown[key]
     return results
+
+
+def _check_same(
+    held: dict[tuple[str, ...], tuple[SuiteTable, str | Path]], key: str, section: Mapping[str, Any], file: str | Path
+) -> None:
+    """Raise ValueError if an earlier file, in ``held``, gives the card other scores of the suite; add this one."""
+    parts = {(key, name): {name: entry} for name, entry in section.items()} if key in BY_NAME else {(key,): section}
+    for place, part in parts.items():
+        table = SUITES[key]({key: part})
+        found, first = held.setdefault(place, (table, file))
+        if found != table:
+            suite = " of ".join(("sts" if key == "test" else key, *place[1:]))
+            raise ValueError(f"{file}: must not hold other scores of {suite} than {first}: leave one of the two out")
 
 
 def write_cards(listing: str | Path) -> list[Path]:

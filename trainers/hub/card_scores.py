@@ -7,14 +7,12 @@ from typing import Any
 from huggingface_hub import EvalResult
 
 from csekit.evaluation.retrieval_data import kind_and_cutoff
-from csekit.evaluation.sts_data import STS_TASKS
+from csekit.evaluation.sts_data import HUB_DATASETS, STS_TASKS
 from csekit.evaluation.transfer_data import TRANSFER_TASKS
 
-#: Hub ids of mteb's sets. The metadata name other sets without an id.
+#: Hub ids of mteb's sets, where the scored pairs are those of the set. The metadata name other sets without an id.
 HUB_SETS = {
-    **{f"STS{year}": f"mteb/sts{year}-sts" for year in range(12, 17)},
-    "STS-B": "mteb/stsbenchmark-sts",
-    "SICK-R": "mteb/sickr-sts",
+    **{name: dataset for name, (dataset, split, _) in HUB_DATASETS.items() if split == "test"},
     "scifact": "mteb/scifact",
     "banking77": "mteb/banking77",
 }
@@ -67,6 +65,11 @@ def _entry(task: str, name: str, metric: str, value: float, kind: str | None = N
     )
 
 
+def _senteval_entry(task: str, name: str, metric: str, value: float) -> EvalResult:
+    """Return the entry of a set that mteb has not, or with other pairs: its SICK-R is all of SICK."""
+    return _entry(task, f"SentEval {name}", metric, value, f"senteval-{name.lower()}")
+
+
 def _sts(results: Mapping[str, Any]) -> SuiteTable:
     test, dev = results["test"], results.get("dev") or {}
     scores = _known({name: task.get("all") for name, task in _ordered(test["tasks"], STS_TASKS).items()})
@@ -78,7 +81,11 @@ def _sts(results: Mapping[str, Any]) -> SuiteTable:
     says = (
         f"Semantic textual similarity: Spearman × 100, cosine similarity, {test.get('text_form') or 'unknown'} texts."
     )
-    entries = [_entry("sts", name, "cosine_spearman", value) for name, value in scores.items() if name in HUB_SETS]
+    entries = [
+        (_entry if name in HUB_SETS else _senteval_entry)("sts", name, "cosine_spearman", value)
+        for name, value in scores.items()
+        if name in (*HUB_SETS, *STS_TASKS)
+    ]
     return SuiteTable(says, ["set", "score"], rows, entries)
 
 
@@ -99,10 +106,7 @@ def _transfer(results: Mapping[str, Any]) -> SuiteTable:
     if transfer.get("mode") == "dev":
         says = "Transfer, training sides alone: accuracy × 100 of a logistic regression on the frozen embeddings."
         return SuiteTable(says, ["task", "dev accuracy"], rows, [])
-    entries = [
-        _entry("text-classification", f"SentEval {name}", "accuracy", value, f"senteval-{name.lower()}")
-        for name, value in scores.items()
-    ]
+    entries = [_senteval_entry("text-classification", name, "accuracy", value) for name, value in scores.items()]
     return SuiteTable(says, ["task", "accuracy"], rows, entries)
 
 

@@ -93,7 +93,8 @@ def evaluate(
         ),
     ] = None,
     text_form: Annotated[
-        str, typer.Option("--text_form", help="Text form of STS: tokenized (as in the papers) or raw.")
+        str,
+        typer.Option("--text_form", help="Text form of STS: tokenized (as in the papers) or raw; the Hub's is raw."),
     ] = "tokenized",
     mode: Annotated[str, typer.Option("--mode", help="Mode of transfer: test, or dev (training side only).")] = "test",
     seed: Annotated[int, typer.Option("--seed", help="Seed of transfer's folds.")] = 1111,
@@ -120,7 +121,7 @@ def evaluate(
         for file in outputs:
             check_output(file)
         files = (*(classification or ()), *([classification_dev] if classification_dev else []))
-        from csekit.evaluation.suites import SuiteOptions, own_data, resolve_suites
+        from csekit.evaluation.suites import SuiteOptions, options_of, own_data, resolve_suites
 
         quiet_transformers()
         chosen = own_data(pairs or (), retrieval or (), files)
@@ -128,7 +129,7 @@ def evaluate(
             chosen = {**resolve_suites(tasks or "sts"), **chosen}
         if data_dir is None and any(":" not in name for name in chosen):
             raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the sets")
-        options = SuiteOptions(text_form, mode, seed, progress)
+        options = options_of(data_dir, SuiteOptions(text_form, mode, seed, progress))
         arguments = {"pooling": pooling, "max_length": max_length, "device": device}
         arguments |= {"prompt_template": prompt_template, "batch_size": batch_size}
         whitening = {"whiten": whiten, "dim": whiten_dim}

@@ -135,6 +135,7 @@ def test_missing_parts_say_so(tmp_path: Path) -> None:
     assert [part.split(" (")[0] for part in left_out.split("; ")] == [
         "pairs scores",
         "transfer scores",
+        "classification scores",
         "retrieval scores",
         "geometry scores",
         "nearest neighbours",

@@ -193,6 +193,20 @@ def test_card_command(run: Path, tmp_path: Path) -> None:
     assert "must be the results of a training run" in " ".join(call(scores, "-o", tmp_path / "x.md").output.split())
 
 
+def test_mteb_s_sickr_is_named_only_for_scores_on_all_of_its_pairs(run: Path, results: dict[str, Any]) -> None:
+    """The metadata named ``mteb/sickr-sts``, all 9,927 pairs of SICK, for scores on SentEval's 4,927 test pairs."""
+    results["test"]["tasks"] = {"SICK-R": {"all": 56.0, "n": 4927}, "SICK-R-all": {"all": 58.0, "n": 9927}}
+    write_results(run / "results.json", results, overwrite=True)
+    done = CliRunner().invoke(main, ["card", str(run)])
+    assert done.exit_code == 0, done.output
+    entries = ModelCard.load(run / "README.md").data.eval_results
+    assert {entry.dataset_type: entry.metric_value for entry in entries} == {
+        "senteval-sick-r": 56.0,
+        "mteb/sickr-sts": 58.0,
+    }
+    assert [entry.dataset_name for entry in entries] == ["SentEval SICK-R", "SICK-R-all"]
+
+
 def test_scores_on_an_own_collection_are_on_the_card(run: Path, tmp_path: Path) -> None:
     """``csekit eval --retrieval FOLDER`` has a key of its own for each: ``--scores`` left them out without a word."""
     stsb = {"STS-B, 97 queries": {"metrics": {"recall@1": 60.5}, "queries": 97, "documents": 2758}}
@@ -204,6 +218,32 @@ def test_scores_on_an_own_collection_are_on_the_card(run: Path, tmp_path: Path) 
     assert done.exit_code == 0, done.output
     card = (run / "README.md").read_text()
     assert "| mine | ndcg@10 | 50.72 |" in card and "| STS-B, 97 queries | recall@1 | 60.50 |" in card
+
+
+def test_two_files_with_other_scores_of_one_suite_are_refused(run: Path, tmp_path: Path) -> None:
+    """The last file won without a word."""
+    transfer = {"tasks": {"MR": {"accuracy": 81.5, "seconds": {"fit": 2.0}}}, "mode": "test"}
+    again = {"tasks": {"MR": {"accuracy": 81.5, "seconds": {"fit": 3.0}}}, "mode": "test"}
+    other = {"tasks": {"MR": {"accuracy": 71.5}}, "mode": "test"}
+    mine, others = ({"mine": {"metrics": {"ndcg@10": score}}} for score in (50.72, 40.0))
+    contents = [{"transfer": transfer}, {"transfer": again}, {"transfer": other}]
+    contents += [{"retrieval:mine": mine}, {"retrieval:mine": others}]
+    files = [
+        write_results(tmp_path / f"{name}.json", content) for name, content in zip("abcde", contents, strict=True)
+    ]
+
+    def call(*given: Path) -> Any:
+        words = [word for file in given for word in ("--scores", str(file))]
+        return CliRunner().invoke(main, ["card", str(run), *words])
+
+    agreeing = call(files[0], files[1], files[3], files[3])
+    assert agreeing.exit_code == 0, agreeing.output
+    assert "| MR | 81.50 |" in (run / "README.md").read_text()
+    for first, second, suite in ((0, 2, "transfer"), (2, 1, "transfer"), (3, 4, "retrieval of mine")):
+        refused = call(files[first], files[second])
+        assert refused.exit_code == 2
+        told = f"{files[second]}: must not hold other scores of {suite} than {files[first]}: leave one of the two out"
+        assert told in " ".join(refused.output.split())
 
 
 @pytest.mark.parametrize(
