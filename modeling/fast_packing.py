@@ -402,11 +402,9 @@ def run_encoder(
             inputs |= own_positions(model, attention_mask_NL)
         with scaled_embeddings(model, factors_NLE), recomputed(model), half_states(model):
             output = _call(model, inputs | kwargs, places_M)
-        last = output.last_hidden_state if places_M is None else output.last_hidden_state.squeeze(0)
-        output.last_hidden_state = widened(last)
-        if output.get("hidden_states") is not None:
-            output.hidden_states = tuple(widened(states) for states in output.hidden_states)
-        return output
+        if places_M is not None:
+            output.last_hidden_state = output.last_hidden_state.squeeze(0)
+        return widened(output)
     inputs = {name: packing.pack(value).unsqueeze(0) for name, value in inputs.items()}
     inputs |= {"position_ids": packing.positions(_first_position(model))}
     # Transformers passes a mask of four dimensions to attention unchanged
@@ -423,9 +421,8 @@ def run_encoder(
         else:
             with ask_at(asking, module, places_M):
                 output = model(**inputs, asking=asking, **kwargs)
-            output.last_hidden_state = output.last_hidden_state[:, : len(places_M)]
     last = output.last_hidden_state.squeeze(0)
-    output.last_hidden_state = widened(packing.pad(last) if places_M is None else last)
+    output.last_hidden_state = packing.pad(last) if places_M is None else last[: len(places_M)]
     if output.get("hidden_states") is not None:
-        output.hidden_states = tuple(widened(packing.pad(states.squeeze(0))) for states in output.hidden_states)
-    return output
+        output.hidden_states = tuple(packing.pad(states.squeeze(0)) for states in output.hidden_states)
+    return widened(output)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from csekit.cli import main
+from csekit.encoding.pretrained import all_finite
 
 TEXTS = ["the man plays guitar .", "a dog runs", "cat"]
 KEY = "encoder.layer.1.output.dense.weight"
@@ -262,3 +263,12 @@ def test_an_embedding_that_overflows_is_not_written(tiny_folder: Path) -> None:
     edit_weights(tiny_folder, enlarge)
     message = refused(encode(tiny_folder, "--pooling", "mean"))
     assert f"row 1: the embedding of {TEXTS[0]!r} holds NaN or infinite values in float32" in message
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [1.0, float("nan"), float("inf"), -float("inf")])
+def test_all_finite_is_isfinite_without_copies(dtype: torch.dtype, value: float) -> None:
+    values = torch.randn(3, 5).to(dtype)
+    values[1, 2] = value
+    assert bool(all_finite(values)) is bool(values.isfinite().all())
+    assert bool(all_finite(values[:0])) is True

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from csekit.modeling import CSEModel, SimCSEModel
+from csekit.modeling.backbone import layer_list
 from csekit.modeling.fast_layers import attention_output
 from csekit.modeling.fast_packing import run_encoder
 
@@ -115,3 +116,29 @@ def test_masked_positions_alone_meet_the_last_feed_forward(checkpoint, batch_of)
         assert max(counts) <= wanted[name]
         del seen[name][1:]
     assert seen == {name: [rows, count] if name == "mlm" else [count] for name, count in wanted.items()}
+
+
+@pytest.mark.parametrize(("count", "expected"), [(5, 64), (64, 64), (70, 128)])
+def test_without_gradient_the_last_layer_computes_few_numbers_of_rows(checkpoint, count, expected):
+    """oneDNN keeps kernels for every number of rows: the rows are filled up, and the states are the same."""
+    model = SimCSEModel.from_backbone(checkpoint("bert"), dropout=0.0).eval()
+    seen = []
+    last = layer_list(model.backbone)[-1]
+    last.output.dense.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-2]))
+    ids, mask = torch.randint(8, 90, (count, 16)), torch.ones(count, 16, dtype=torch.int64)
+    mask[0, 9:] = 0
+    with_gradient = model.pooled(ids, mask)
+    with torch.no_grad():
+        without = model.pooled(ids, mask)
+    assert seen == [count, expected]
+    assert without.shape == with_gradient.shape
+    torch.testing.assert_close(without, with_gradient)
+
+
+def test_there_are_no_more_rows_than_tokens(checkpoint):
+    model = SimCSEModel.from_backbone(checkpoint("bert"), dropout=0.0).eval()
+    ids, mask = torch.randint(8, 90, (3, 5)), torch.ones(3, 5, dtype=torch.int64)
+    mask[0, 2:] = 0
+    with torch.no_grad():
+        found = model.pooled(ids, mask)
+    torch.testing.assert_close(found, model.pooled(ids, mask))
