@@ -20,7 +20,7 @@ from .backbone import layer_list
 from .fast_switch import fast
 
 #: On CPU, oneDNN makes kernels for each number of rows and keeps them, half a megabyte each. Batches that are only
-#: encoded have any number of rows, so the last layer computes a multiple of this many.
+#: encoded have any number of rows, so the last layer computes a power of two, or a multiple of this many.
 ROWS = 64
 
 
@@ -99,9 +99,10 @@ def self_attention(model: PreTrainedModel) -> nn.Module | None:
 
 
 def _filled(places_N: Tensor, tokens: int) -> Tensor:
-    """Repeat the last place up to a multiple of ``ROWS``, where nothing needs a gradient and so many tokens exist."""
-    missing = -len(places_N) % ROWS
-    if torch.is_grad_enabled() or places_N.device.type != "cpu" or len(places_N) + missing > tokens:
+    """Repeat the last place up to one of few numbers, where nothing needs a gradient and so many tokens exist."""
+    N = len(places_N)
+    missing = -N % ROWS if N > ROWS else (1 << (N - 1).bit_length()) - N
+    if torch.is_grad_enabled() or places_N.device.type != "cpu" or N + missing > tokens:
         return places_N
     return torch.cat([places_N, places_N[-1:].expand(missing)])
 
