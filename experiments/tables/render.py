@@ -6,8 +6,9 @@ stale.
 
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
-(``informin-ablations/lambda``), ``selection`` and ``dev-precision`` (see ``experiments.tables.selection``),
-``plans`` (see ``experiments.tables.plans``), ``FOLDER/FILE`` for the file of a benchmark
+(``informin-ablations/lambda``), ``selection``, ``dev-precision`` and ``half-states`` (see
+``experiments.tables.selection``), ``plans`` (see ``experiments.tables.plans``),
+``FOLDER/FILE`` for the file of a benchmark
 (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
 ``encode-memory``, ``decoder-memory``, ``dimensions``, ``students``, ``safety``, ``torture``, ``costs/gaps-…``,
 ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``, ``gpu/peers-…`` and its like from
@@ -83,7 +84,7 @@ from experiments.tables.quickstart import quickstart_table
 from experiments.tables.retrieval import retrieval_table, speed_table
 from experiments.tables.safety import safety_table, torture_table
 from experiments.tables.scores import evaluation_table
-from experiments.tables.selection import dev_precision_table, selection_table
+from experiments.tables.selection import dev_precision_table, half_states_table, selection_table
 from experiments.tables.students import dimensions_table, students_table
 
 _BLOCK = re.compile(
@@ -126,6 +127,7 @@ _FOLDERS = {
     "audit/gradients": gradients_before_and_after,
     "backbone/starts": starts_table,
     "dev-precision": dev_precision_table,
+    "half-states": half_states_table,
     "evaluation/retrieval": retrieval_table,
     "evaluation/geometry": geometry_table,
     "evaluation/clustering": clustering_table,

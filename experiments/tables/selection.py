@@ -97,3 +97,30 @@ def dev_precision_table(results_dir: str | Path) -> tuple[str, list[str], list[l
         "difference: of a checkpoint's two scores."
     )
     return caption, ["", "checkpoints", "by float32", "by bf16", "largest difference"], body
+
+
+def half_states_table(results_dir: str | Path) -> tuple[str, list[str], list[list[str]]]:
+    """Return caption, head and rows: STS-B dev during SimCSE's bf16 training, with float32 states between the layers
+    (the field's record of the seed) and with 16-bit ones, for each file ``half-states/seed=N.json``.
+
+    Raises:
+        ValueError: there is no such file, or the two trainings of a seed differ in more than the code.
+    """
+    body, apart, backbone = [], 0.0, ""
+    steps: list[int] = []
+    for path in sorted((Path(results_dir) / "half-states").glob("seed=*.json")):
+        after, before = read_results(path), read_results(Path(results_dir) / "field" / "simcse" / path.name)
+        if any(after[key] != before[key] for key in ("arguments", "corpus", "config")):
+            raise ValueError(f"{path}: other arguments, corpus or config than the field's record")
+        curves = [[row["stsb_spearman"] for row in each["dev"]["history"]] for each in (before, after)]
+        apart = max(apart, *(abs(one - other) for one, other in zip(*curves, strict=True)))
+        steps, backbone = [row["step"] for row in after["dev"]["history"]], after["backbone"]
+        for name, curve in zip(("float32", "16 bits"), curves, strict=True):
+            body.append([str(after["seed"]), name, *(f"{value:.2f}" for value in curve)])
+    if not body:
+        raise ValueError(f"{results_dir}: no results of trainings with 16-bit states")
+    caption = (
+        f"STS-B dev (Spearman × 100) by step of SimCSE's training in bf16 on {backbone}, stand-in Wikipedia corpus, "
+        f"by the states between the layers. Largest difference: {apart:.3f}."
+    )
+    return caption, ["seed", "states", *map(str, steps)], body
