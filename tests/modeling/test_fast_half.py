@@ -101,7 +101,7 @@ def kept_bytes(run: Callable[[], Any]) -> int:
 
 
 def test_less_is_kept(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of both norms' inputs of each layer half, and of four 16-bit inputs of linear maps three."""
+    """Each layer keeps half of both norms' inputs, and one 16-bit input of linear maps instead of four."""
     model = SimCSEModel.from_backbone(checkpoint("bert"), dropout=0.0).train()
     ids, mask = batch(rows=16, tokens=16)
     hidden, layers = model.backbone.config.hidden_size, model.backbone.config.num_hidden_layers
