@@ -7,9 +7,8 @@ stale.
 NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
 (``informin-ablations/lambda``), ``selection``, ``dev-precision`` and ``half-states`` (see
-``experiments.tables.selection``), ``plans`` (see ``experiments.tables.plans``),
-``FOLDER/FILE`` for the file of a benchmark
-(``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
+``experiments.tables.selection``), ``plans`` (see ``experiments.tables.plans``), ``FOLDER/FILE`` for the file of a
+benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
 ``encode-memory``, ``decoder-memory``, ``dimensions``, ``students``, ``safety``, ``torture``, ``costs/gaps-…``,
 ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``, ``gpu/peers-…`` and its like from
 ``benchmarks/gpu.sh``: see ``experiments.tables.costs`` and ``experiments.tables.students``; a ``costs`` table includes

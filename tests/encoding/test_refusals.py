@@ -267,7 +267,7 @@ def test_an_embedding_that_overflows_is_not_written(tiny_folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("value", [1.0, float("nan"), float("inf"), -float("inf")])
-def test_all_finite_is_isfinite_without_copies(dtype: torch.dtype, value: float) -> None:
+def test_all_finite_says_what_isfinite_says(dtype: torch.dtype, value: float) -> None:
     values = torch.randn(3, 5).to(dtype)
     values[1, 2] = value
     assert bool(all_finite(values)) is bool(values.isfinite().all())

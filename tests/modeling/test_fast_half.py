@@ -47,15 +47,11 @@ def test_states_between_the_layers_have_16_bits(family: str, model: CSEModel) ->
     assert {states.dtype for states in (output.last_hidden_state, *output.hidden_states)} == {torch.float32}
 
 
-def switch_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CSEKIT_FAST", "0")
-
-
 @pytest.mark.parametrize("why", ["float32", "no gradient", "switch", "gradient checkpointing"])
 def test_where_they_stay_as_they_are(why: str, checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = SimCSEModel.from_backbone(checkpoint("bert"), dropout=0.0).train()
     if why == "switch":
-        switch_off(monkeypatch)
+        monkeypatch.setenv("CSEKIT_FAST", "0")
     if why == "gradient checkpointing":
         model.gradient_checkpointing_enable()
     gradient = torch.no_grad() if why == "no gradient" else torch.enable_grad()
