@@ -17,11 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .backbone import layer_list
+from .fast_rows import fill_places
 from .fast_switch import fast
-
-#: On CPU, oneDNN makes kernels for each number of rows and keeps them, half a megabyte each. Batches that are only
-#: encoded have any number of rows, so the last layer computes a power of two, or a multiple of this many.
-ROWS = 64
 
 
 def attention_output(model: PreTrainedModel) -> nn.Module | None:
@@ -64,20 +61,22 @@ class TakeRows(torch.autograd.Function):
         return found.index_copy_(0, index_T, gradient[: len(index_T)]), None, None
 
 
-def take_places(states: Tensor, places_M: Tensor) -> Tensor:
-    """Select positions of the flattened (N·L), none twice: (N, L, H) → (1, M, H)."""
+def take_places(states: Tensor, places_M: Tensor, count: int | None = None) -> Tensor:
+    """Select positions of the flattened (N·L), none twice among the first ``count``: (N, L, H) → (1, M, H)."""
     flat = states.flatten(0, 1)
-    rows: Tensor = TakeRows.apply(flat, places_M, len(places_M)) if fast() else flat.index_select(0, places_M)
+    count = len(places_M) if count is None else count
+    rows: Tensor = TakeRows.apply(flat, places_M, count) if fast() else flat.index_select(0, places_M)
     return rows.unsqueeze(0)
 
 
 @contextmanager
 def only_at(module: nn.Module, places_M: Tensor) -> Iterator[None]:
-    """Restrict the output of ``attention_output``'s module to these positions of its flattened input, (1, M, H),
-    inside the context."""
+    """Restrict the output of ``attention_output``'s module to these positions of its flattened input inside the
+    context: (1, M or more, H), states that nobody needs behind them (``fast_rows.py``)."""
 
     def select(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(take_places(states, places_M) for states in arguments)
+        filled = fill_places(places_M)
+        return tuple(take_places(states, filled, len(places_M)) for states in arguments)
 
     handle = module.register_forward_pre_hook(select)
     try:
@@ -98,22 +97,13 @@ def self_attention(model: PreTrainedModel) -> nn.Module | None:
     return module if isinstance(module, nn.Module) and type(getattr(module, "query", None)) is nn.Linear else None
 
 
-def _filled(places_N: Tensor, tokens: int) -> Tensor:
-    """Repeat the last place up to one of few numbers, where nothing needs a gradient and so many tokens exist."""
-    N = len(places_N)
-    missing = -N % ROWS if N > ROWS else (1 << (N - 1).bit_length()) - N
-    if torch.is_grad_enabled() or places_N.device.type != "cpu" or N + missing > tokens:
-        return places_N
-    return torch.cat([places_N, places_N[-1:].expand(missing)])
-
-
 @contextmanager
 def ask_at(asking: Any, output: nn.Module, places_N: Tensor) -> Iterator[None]:
     """Compute the last layer's queries, and all that follows its attention, at one place of each row.
 
     The queries keep their shape (1, T, H), since the family's code reshapes them; those of the places are the first N.
-    Without gradient on CPU the places are filled up by copies of the last one (``ROWS``), and the last states of the
-    copies follow those of the places.
+    Without gradient the places are filled up by copies of the last one (``fast_rows.py``), and the last states of the
+    copies follow those of the places. Training has the same number of rows in every step.
 
     Arguments:
         asking: ``self_attention`` of the encoder.
@@ -125,7 +115,8 @@ def ask_at(asking: Any, output: nn.Module, places_N: Tensor) -> Iterator[None]:
     def select(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         nonlocal places, T
         T = arguments[0].shape[1]
-        places = _filled(places_N, T)
+        filled = places_N if torch.is_grad_enabled() else fill_places(places_N)
+        places = filled if len(filled) <= T else places_N
         return (take_places(arguments[0], places),)
 
     def widen(_: nn.Module, __: Any, queries: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ PACKED_ATTENTION = "csekit_packed"
 #: On CPU, a batch of at least so many tokens is filled up to a multiple of ``FILL`` tokens. Kernels are made for
 #: numbers of tokens and kept, and blocks of memory leave holes that other sizes do not fill, so there should be few
 #: numbers.
-FILLED = 512
+FILLED = 256
 FILL = 64
 #: The attribute of an encoder that makes the packing of a mask, if it is not ``Packing.of`` (``fast_buckets.py``).
 PACKING = "_csekit_packing"
@@ -336,7 +336,7 @@ def _fills(encoder: Any) -> bool:
 
 
 def _call(model: Any, inputs: dict[str, Any], places_M: Tensor | None) -> Any:
-    """Call the encoder; with positions, its last hidden state is restricted to them, (1, M, H)."""
+    """Call the encoder; with positions, its last hidden state is restricted to them, (1, M or more, H)."""
     module = None if places_M is None else attention_output(model)
     if places_M is None or module is not None:
         with only_at(module, places_M) if module is not None and places_M is not None else nullcontext():
@@ -403,7 +403,7 @@ def run_encoder(
         with scaled_embeddings(model, factors_NLE), recomputed(model), half_states(model):
             output = _call(model, inputs | kwargs, places_M)
         if places_M is not None:
-            output.last_hidden_state = output.last_hidden_state.squeeze(0)
+            output.last_hidden_state = output.last_hidden_state.squeeze(0)[: len(places_M)]
         return widened(output)
     inputs = {name: packing.pack(value).unsqueeze(0) for name, value in inputs.items()}
     inputs |= {"position_ids": packing.positions(_first_position(model))}

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from .fast_rows import fill_rows
 from .fast_switch import fast
 
 IGNORED = -100
@@ -84,9 +85,12 @@ def vocabulary_cross_entropy(
         return _naive_cross_entropy(states_ME, matrix_VE, bias_V, labels_M)
     device = states_ME.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_ME.dtype
-    trains = torch.is_grad_enabled()
+    trains, M = torch.is_grad_enabled(), len(labels_M)
+    states_ME, labels_M = fill_rows(states_ME), fill_rows(labels_M, IGNORED)
     with torch.autocast(device, enabled=False):
-        return _VocabularyCrossEntropy.apply(states_ME.to(dtype), matrix_VE.to(dtype), bias_V, labels_M, trains)
+        inputs = (states_ME.to(dtype), matrix_VE.to(dtype), bias_V, labels_M, trains)
+        losses_M, correct_M = _VocabularyCrossEntropy.apply(*inputs)
+    return losses_M[:M], correct_M[:M]
 
 
 def _naive_cross_entropy(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from .fast_packing import pack_batches, run_encoder
+from .fast_rows import fill_rows
 from .hub import from_hub
 from .masked_lm_head import Passthrough
 from .quiet import quiet_weights
@@ -58,7 +59,8 @@ class Generator:
             self.networks.train(dropout)
         with torch.no_grad():
             states_MH = run_encoder(self.backbone, mask_RK, ids_RK, places_M=positions_M).last_hidden_state
-            return self.head(inputs_embeds=states_MH.unsqueeze(0)).logits[0, :, : self.vocab_size]
+            logits = self.head(inputs_embeds=fill_rows(states_MH).unsqueeze(0)).logits
+            return logits[0, : len(positions_M), : self.vocab_size]
 
     def fill(
         self, ids_RK: Tensor, mask_RK: Tensor, positions_M: Tensor, sampling: str, dropout: bool = False

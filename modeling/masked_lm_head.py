@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from .fast_vocabulary_loss import vocabulary_cross_entropy
+from .fast_rows import fill_rows
+from .fast_vocabulary_loss import IGNORED, vocabulary_cross_entropy
 from .hub import from_hub
 from .quiet import quiet_weights
 
@@ -74,13 +75,16 @@ class MaskedLMHead(nn.Module):
             labels_M: the original ids.
             word_embeddings_VE: the output matrix of a tied head.
         """
+        M = len(labels_M)
+        states_MH, labels_M = fill_rows(states_MH), fill_rows(labels_M, IGNORED)
         transformed_ME, matrix_VE = self.transform(states_MH, word_embeddings_VE)
-        return vocabulary_cross_entropy(transformed_ME, matrix_VE, self.bias, labels_M)
+        losses_M, correct_M = vocabulary_cross_entropy(transformed_ME, matrix_VE, self.bias, labels_M)
+        return losses_M[:M], correct_M[:M]
 
     def logits(self, states_MH: Tensor, word_embeddings_VE: Tensor | None = None) -> Tensor:
         """Return the logits (M, V); see ``forward``."""
-        transformed_ME, matrix_VE = self.transform(states_MH, word_embeddings_VE)
-        return F.linear(transformed_ME, matrix_VE, self.bias)
+        transformed_ME, matrix_VE = self.transform(fill_rows(states_MH), word_embeddings_VE)
+        return F.linear(transformed_ME, matrix_VE, self.bias)[: len(states_MH)]
 
     def transform(self, states_MH: Tensor, word_embeddings_VE: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the transformed states (M, E) and the output matrix (V, E)."""

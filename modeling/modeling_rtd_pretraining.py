@@ -18,6 +18,7 @@ from .distributed import token_mean
 from .drafts import whole_files
 from .export import MODEL_FILES, length_limit, plain_weights, save_tokenizer
 from .fast_packing import run_encoder
+from .fast_rows import map_rows
 from .generator import Generator, check_same_vocabulary, draw
 from .hub import from_hub
 from .losses import token_cross_entropy_sum
@@ -90,7 +91,8 @@ class RTDForPreTraining(EncoderForPreTraining):
         x_BL = x1_BL.flatten().index_copy(0, M, labels).view_as(x1_BL)
         changed_BL = (x2_BL != x_BL).long()
         changed_S = changed_BL.flatten().index_select(0, S)
-        logits_S2 = self.head(run_encoder(self.backbone, attention_mask, x2_BL, places_M=S).last_hidden_state)
+        states_SH = run_encoder(self.backbone, attention_mask, x2_BL, places_M=S).last_hidden_state
+        logits_S2 = map_rows(self.head, states_SH)
         terms["rtd"] = self.config.discriminator_weight * token_mean(
             token_cross_entropy_sum(logits_S2, changed_S), len(S)
         )

@@ -15,6 +15,7 @@ from .backbone import build_backbone, load_backbone
 from .conditional_encoder import ConditionalEncoder
 from .distributed import token_mean
 from .editing import ConditionedConfig, EditingConfig, EditingObjective
+from .fast_rows import map_rows
 from .losses import corrective_loss_sum
 from .masked_lm_head import MaskedLMHead
 from .objectives import EditSpec, Encode, MaskedCopy, Objective, Views
@@ -111,7 +112,7 @@ class CorrectiveLM(EditingObjective):
     def predict(self, copy: MaskedCopy, encode: Encode) -> tuple[Tensor, Tensor]:
         """Return −log p_t(x_t) and the logit of copying for each scored token, (M,) each."""
         states_MH, losses_M, _ = self.lm(copy)
-        return losses_M, self.copy_head(states_MH).squeeze(-1).float()
+        return losses_M, map_rows(self.copy_head, states_MH).squeeze(-1).float()
 
     def __init__(self, config: CorrectiveLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)

@@ -113,7 +113,7 @@ class InformationCompensation(Objective):
         queries_BKH = self.decoder.queries(copy.ids, encode.word_embeddings)
         states_BKH = self.decoder(queries_BKH, copy.vectors, copy.mask)
         states_MH = states_BKH.flatten(0, 1).index_select(0, copy.places[0])
-        losses_M = self.decoder.losses(states_MH, copy.labels, self.output_matrix(encode))
+        losses_M, _ = self.decoder.losses(states_MH, copy.labels, self.output_matrix(encode))
         return losses_M, queries_BKH[:GAP_SENTENCES].detach().clone()
 
     def __init__(self, config: InformationCompensationConfig, encoder_config: PreTrainedConfig) -> None:
@@ -160,7 +160,7 @@ class InformationCompensation(Objective):
         states_RKH = self.decoder(queries_RKH[:R], others_BH[:R], target.mask[:R])
         states_TH = states_RKH.flatten(0, 1).index_select(0, real_T)
         labels_T = labels_BK[:R].flatten().index_select(0, real_T)
-        others = self.decoder.losses(states_TH, labels_T, self.output_matrix(encode)).sum()
+        others = self.decoder.losses(states_TH, labels_T, self.output_matrix(encode))[0].sum()
         tokens = (labels_BK[:R] != -100).sum().clamp_min(1)
         own_M = target.places[0] < labels_BK[:R].numel()
         return (others - (losses_M * own_M).sum()) / tokens

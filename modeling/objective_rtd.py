@@ -16,6 +16,7 @@ from .backbone import build_backbone, load_backbone
 from .conditional_encoder import ConditionalEncoder
 from .distributed import token_mean
 from .editing import ConditionedConfig, EditingConfig, EditingObjective
+from .fast_rows import map_rows
 from .generator import check_same_vocabulary
 from .hub import from_hub
 from .losses import token_cross_entropy_sum
@@ -81,7 +82,7 @@ class ReplacedTokenDetection(EditingObjective):
 
     def predict(self, copy: MaskedCopy, encode: Encode) -> tuple[Tensor]:
         """Return the logits of D for the scored tokens, (M, 2)."""
-        return (self.head(self.discriminator(copy.ids, copy.mask, copy.vectors, copy.positions)),)
+        return (map_rows(self.head, self.discriminator(copy.ids, copy.mask, copy.vectors, copy.positions)),)
 
     def gap(self, copy: EditedCopy, encode: Encode) -> Tensor:
         """Return ``rtd_gap``, (): how much D loses with another sentence's vector, in nats per token."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from .fast_counts import first_rows
-from .fast_vocabulary_loss import vocabulary_cross_entropy
 from .masked_lm_head import MaskedLMHead
 from .objectives import DeletionSpec, Encode, MaskedCopy, Objective, Views
 from .sentence_decoder import SentenceDecoder
@@ -97,9 +96,8 @@ class Denoising(Objective):
             losses_M, correct_M = head(states_MH, copy.labels, words_VE)
         else:  # the small decoder shifts its input itself
             states_BKH = self.decoder(self.decoder.queries(copy.ids, words_VE), copy.vectors, copy.mask)
-            states_MH = self.decoder.norm(states_BKH.flatten(0, 1).index_select(0, positions_M))
-            leave, bias_V = self.decoder.leave, self.decoder.bias
-            losses_M, correct_M = vocabulary_cross_entropy(leave(states_MH), words_VE, bias_V, copy.labels)
+            states_MH = states_BKH.flatten(0, 1).index_select(0, positions_M)
+            losses_M, correct_M = self.decoder.losses(states_MH, copy.labels, words_VE)
         return losses_M, correct_M.float()
 
     def __init__(self, config: DenoisingConfig, encoder_config: PreTrainedConfig) -> None:

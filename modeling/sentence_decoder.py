@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from .fast_vocabulary_loss import vocabulary_cross_entropy
+from .fast_rows import fill_rows
+from .fast_vocabulary_loss import IGNORED, vocabulary_cross_entropy
 
 
 def sinusoids(length: int, like_BKH: Tensor) -> Tensor:
@@ -113,6 +114,11 @@ class SentenceDecoder(nn.Module):
             states_BKH = layer(states_BKH, memory_BH, allowed_B1KK)
         return states_BKH
 
-    def losses(self, states_MH: Tensor, labels_M: Tensor, words_VE: Tensor) -> Tensor:
-        """Return the cross-entropy of each label from the states at its position, (M,) in nats; 0 where it is −100."""
-        return vocabulary_cross_entropy(self.leave(self.norm(states_MH)), words_VE, self.bias, labels_M)[0]
+    def losses(self, states_MH: Tensor, labels_M: Tensor, words_VE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cross-entropy of each label from the states at its position, (M,) in nats, 0 where it is −100;
+        and whether the likeliest token is the label, (M,) bool."""
+        M = len(labels_M)
+        states_MH, labels_M = fill_rows(states_MH), fill_rows(labels_M, IGNORED)
+        written_ME = self.leave(self.norm(states_MH))
+        losses_M, correct_M = vocabulary_cross_entropy(written_ME, words_VE, self.bias, labels_M)
+        return losses_M[:M], correct_M[:M]

@@ -39,7 +39,8 @@ def test_only_wanted_rows_meet_the_vocabulary(checkpoint, batch_of, scope):
     decoder = model.objectives["rtd"].generator.head.get_output_embeddings()
     decoder.register_forward_hook(lambda _, given, __: rows.append(given[0].shape[:-1].numel()))
     model(**batch)
-    assert rows == [len(batch["rtd_positions" if scope == "masked" else "rtd_own"])]
+    wanted = len(batch["rtd_positions" if scope == "masked" else "rtd_own"])
+    assert rows == [1 << (wanted - 1).bit_length()]  # filled up to a power of two
 
 
 def test_generator_is_neither_saved_nor_trained_nor_random(checkpoint, batch_of, tmp_path):
