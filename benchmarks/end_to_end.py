@@ -1,10 +1,12 @@
-"""Compare whole runs: csekit's training script and sentence-transformers', each in a process of its own.
+"""Compare whole runs: csekit's training script and its peer's, each in a process of its own.
 
     python benchmarks/end_to_end.py --model_name_or_path bert-base-uncased --train_file sentences.txt \
         --dev_file stsb-dev.tsv --output experiments/results/benchmarks/runs-bert-base-uncased-cpu.json
 
 Both sides train SimCSE from the same weights on the same sentences, evaluate the dev pairs at the same steps, keep the
-best checkpoint and write the encoder (`st_training.py` is the other side's script). `--also_with NAME=VALUE` runs
+best checkpoint and write the encoder (`st_training.py` is sentence-transformers' script). With `--task mlm` both sides
+continue the masked LM over blocks of tokens, and `--dev_file` has held-out sentences, one a line (`mlm_training.py` is
+Transformers' script). `--also_with NAME=VALUE` runs
 csekit a second time in each round, with that environment variable. They take turns for `--rounds`
 rounds; ratios are medians within the rounds. Wall time goes from the start of the process to its end, so imports and
 reading count. CPU time is that of the process and its children. Memory is resident memory, sampled five times a
@@ -29,27 +31,35 @@ import psutil
 from csekit.encoding.provenance import checksum, environment
 from csekit.evaluation.results import write_results
 
-SIDES = ("csekit", "sentence-transformers")
+OURS = "csekit"
+#: The peer of each task, and its script.
+PEERS = {"simcse": ("sentence-transformers", "st_training.py"), "mlm": ("Transformers", "mlm_training.py")}
 SAMPLE_SECONDS = 0.2
 
 
 def sides(args: argparse.Namespace) -> list[str]:
-    return [*SIDES, *(f"csekit, {setting}" for setting in args.also_with)]
+    return [OURS, PEERS[args.task][0], *(f"{OURS}, {setting}" for setting in args.also_with)]
 
 
 def words(side: str, args: argparse.Namespace, output: Path) -> list[str]:
     """Return the command of a side."""
     common = ["--model_name_or_path", args.model_name_or_path, "--train_file", args.train_file]
-    common += ["--dev_file", args.dev_file, "--output_dir", str(output), "--max_steps", str(args.max_steps)]
-    common += ["--eval_steps", str(args.eval_steps), "--max_seq_length", str(args.max_seq_length)]
+    common += ["--output_dir", str(output), "--max_steps", str(args.max_steps), "--eval_steps", str(args.eval_steps)]
     common += ["--learning_rate", "3e-5"]
-    if side != SIDES[1]:
-        own = ["--method", "simcse", "--projector", "none", "--per_device_train_batch_size", str(args.batch_size)]
-        own += ["--use_cpu", str(args.device == "cpu"), "--bf16", str(args.precision == "bf16"), "--report_to", "none"]
-        return [sys.executable, "-m", "csekit", "train", *common, *own]
-    own = ["--batch_size", str(args.batch_size), *(["--bf16"] if args.precision == "bf16" else [])]
-    own += ["--use_cpu"] if args.device == "cpu" else []
-    return [sys.executable, str(Path(__file__).with_name("st_training.py")), *common, *own]
+    peer, script = PEERS[args.task]
+    if side == peer:
+        own = ["--dev_file", args.dev_file, "--max_seq_length", str(args.max_seq_length)]
+        own += ["--batch_size", str(args.batch_size), *(["--bf16"] if args.precision == "bf16" else [])]
+        own += ["--use_cpu"] if args.device == "cpu" else []
+        return [sys.executable, str(Path(__file__).with_name(script)), *common, *own]
+    common += ["--per_device_train_batch_size", str(args.batch_size), "--use_cpu", str(args.device == "cpu")]
+    common += ["--bf16", str(args.precision == "bf16"), "--report_to", "none"]
+    if args.task == "mlm":
+        own = ["--objective", "mlm", "--heldout_file", args.dev_file, "--block_length", str(args.max_seq_length)]
+        return [sys.executable, "-m", "csekit", "pretrain", *common, *own]
+    own = ["--method", "simcse", "--projector", "none", "--dev_file", args.dev_file]
+    own += ["--max_seq_length", str(args.max_seq_length)]
+    return [sys.executable, "-m", "csekit", "train", *common, *own]
 
 
 def run(command: list[str], log: Path, threads: int, more: str = "", gpu: bool = False) -> dict[str, Any]:
@@ -109,7 +119,7 @@ def summary(rounds: list[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
         for field in ("seconds", "cpu_seconds", "memory", "growth"):
             row[field] = statistics.median(each[side][field] for each in rounds)
         for field in ("seconds", "cpu_seconds", "memory"):
-            row[f"{field}_ratio"] = statistics.median(each[side][field] / each[SIDES[0]][field] for each in rounds)
+            row[f"{field}_ratio"] = statistics.median(each[side][field] / each[OURS][field] for each in rounds)
         rows.append(row)
     return rows
 
@@ -118,7 +128,12 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name_or_path", required=True, help="encoder checkpoint, a masked LM")
     parser.add_argument("--train_file", required=True, help="sentences, one a line")
-    parser.add_argument("--dev_file", required=True, help="tsv file with the columns sentence1, sentence2, score")
+    parser.add_argument(
+        "--dev_file",
+        required=True,
+        help="tsv file with the columns sentence1, sentence2, score; of --task mlm held-out sentences",
+    )
+    parser.add_argument("--task", choices=tuple(PEERS), default="simcse")
     parser.add_argument("--output", type=Path, required=True, help="results file")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
@@ -126,8 +141,8 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
         ("rounds", 5, "number of turns"),
         ("max_steps", 250, "steps of a run"),
         ("eval_steps", 125, "steps between evaluations"),
-        ("batch_size", 64, "sentences a step"),
-        ("max_seq_length", 32, "tokens of a sentence"),
+        ("batch_size", 64, "sentences a step, or blocks"),
+        ("max_seq_length", 32, "tokens of a sentence, or of a block"),
         ("threads", os.cpu_count() or 1, "CPU threads of each side"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=text)

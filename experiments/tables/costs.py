@@ -362,12 +362,14 @@ def end_to_end_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[l
     memory, grown = "resident, at its peak", "the run's last quarter"
     if run["device"] == "cuda":
         memory, grown = "the peak of the device's allocator", "resident memory, the run's last quarter"
+    what, texts = "Training SimCSE", f"sentences of at most {run['max_seq_length']} tokens of"
+    if run.get("task") == "mlm":
+        what, texts = "Continuing the masked LM", f"blocks of {run['max_seq_length']} tokens of"
     caption = (
-        f"Training SimCSE from the start of the process to its end, {run['max_steps']} steps over {run['batch_size']} "
-        f"sentences of at most {run['max_seq_length']} tokens of {run['train_file']}, {run['dev_file']} scored every "
-        f"{run['eval_steps']}, backbone {run['model_name_or_path']}, {run['precision']}, {where}: median of "
-        f"{run['rounds']} runs, taken in turn; ratios: median within the turns. Memory: {memory}; "
-        f"growth: of {grown} beside its second."
+        f"{what} from the start of the process to its end, {run['max_steps']} steps over {run['batch_size']} "
+        f"{texts} {run['train_file']}, {run['dev_file']} scored every {run['eval_steps']}, backbone "
+        f"{run['model_name_or_path']}, {run['precision']}, {where}: median of {run['rounds']} runs, taken in "
+        f"turn; ratios: median within the turns. Memory: {memory}; growth: of {grown} beside its second."
     )
     return caption, ["", "s", "time", "CPU s", "CPU time", "MiB", "memory", "growth"], body
 

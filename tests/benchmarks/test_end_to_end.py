@@ -46,6 +46,17 @@ def test_both_sides_run_and_make_a_table(end_to_end: ModuleType, argv: list[str]
     assert "| sentence-transformers |" in table and "median of 1 runs" in table
 
 
+@pytest.mark.slow
+def test_the_masked_lm_beside_transformers(end_to_end: ModuleType, argv: list[str], tmp_path: Path) -> None:
+    words = ["--task", "mlm", "--max_seq_length", "8", "--dev_file", argv[argv.index("--train_file") + 1]]
+    end_to_end.main([*argv, *words])
+    results = read_results(tmp_path / "benchmarks" / "runs-tiny.json")
+    assert [row["name"] for row in results["rows"]] == ["csekit", "Transformers"]
+    caption, _, body = end_to_end_table(results)
+    assert caption.startswith("Continuing the masked LM from") and "2 blocks of 8 tokens" in caption
+    assert len(body) == 2
+
+
 def test_a_run_is_measured_with_its_children(end_to_end: ModuleType, tmp_path: Path) -> None:
     child = "data = b'x' * (80 << 20)\nimport time\ntime.sleep(1.5)"
     parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\nsum(range(10**7))"

@@ -18,8 +18,9 @@ import torch
 from csekit.modeling.fast_vocabulary_loss import vocabulary_cross_entropy
 matrix = torch.randn(512, 64, requires_grad=True)
 for tokens in range(66, 128, 6):
+    states = torch.randn(tokens, 64, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses, _ = vocabulary_cross_entropy(torch.randn(tokens, 64, requires_grad=True), matrix, None, torch.arange(tokens))
+        losses, _ = vocabulary_cross_entropy(states, matrix, None, torch.arange(tokens))
     losses.sum().backward()
 """
 
@@ -58,7 +59,12 @@ def test_what_reads_scored_tokens_has_few_numbers_of_rows(checkpoint, batch_of):
     model = CSEModel.from_backbone(checkpoint("bert"), objectives=objectives, aux_mlm_head_init="random").train()
     parts = model.objectives
     generator, discriminator = parts["rtd"].generator, parts["rtd"].discriminator.model
-    layers = [parts["aux_mlm"].head.model, generator.backbone, discriminator, parts["conditional_mlm"].lm.encoder.model]
+    layers = [
+        parts["aux_mlm"].head.model,
+        generator.backbone,
+        discriminator,
+        parts["conditional_mlm"].lm.encoder.model,
+    ]
     heads = [parts["mlm"].head, parts["aux_mlm"].lm_head, generator.head, parts["conditional_mlm"].lm.head]
     modules = [network.encoder.layer[-1].intermediate.dense for network in layers]
     modules += [next(part for part in head.modules() if isinstance(part, nn.Linear)) for head in heads]
@@ -77,7 +83,9 @@ def test_kernels_do_not_grow_with_the_steps():
     made = {}
     for fast in ("0", "1"):
         environment = {**os.environ, "CSEKIT_FAST": fast, "ONEDNN_VERBOSE": "profile_create"}
-        child = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, env=environment, check=True)
+        child = subprocess.run(
+            [sys.executable, "-c", STEPS], capture_output=True, text=True, env=environment, check=True
+        )
         made[fast] = len(re.findall("create:cache_miss.*matmul", child.stdout))
     if not made["0"]:
         pytest.skip("oneDNN computes no product in bf16 on this machine")
