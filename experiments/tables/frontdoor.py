@@ -211,9 +211,11 @@ def field_table(results_dir: Path) -> Table:
         f"{of_rows if len(seeds) > 1 else 'one seed,'} "
         f"{', '.join(map(str, seeds))}; checkpoint chosen on STS-B dev, the test sets scored once. Margin: over "
         f"{base['title']} with the same seed{'s' if len(seeds) > 1 else ''}; p: one-sided paired bootstrap over the "
-        f"test pairs. Paper: {margins['source']}."
+        f"test pairs, which says nothing of other seeds. Paper: {margins['source']}."
     )
-    caption += " Step: its time relative to SimCSE's, on CPU in bf16." if costs else ""
+    if costs:
+        run = read_results(costs_file)["run"]
+        caption += f" Step: its time relative to SimCSE's, median of {run['repetitions']}, on CPU in {run['precision']}."
     head = ["", "Avg", "margin", "p", "paper", *(["seeds"] if uneven else []), *(["step"] if costs else [])]
     return caption, head, body
 
