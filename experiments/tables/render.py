@@ -374,9 +374,10 @@ def _main_caption(summary: Mapping[str, Any], rows: Iterable[Mapping[str, Any]],
 
 
 def _origin(experiments: Iterable[Mapping[str, Any]]) -> str:
-    """Return backbone and corpus from the results files. A file named wiki… is a stand-in for wiki1m_for_simcse."""
+    """Return the trained rows' backbone and corpus. A file named wiki… is a stand-in for wiki1m_for_simcse."""
     experiments = list(experiments)
-    backbones = sorted({name for row in experiments for name in row.get("backbone", [])})
+    trained = [row for row in experiments if row["kind"] != "command"] or experiments
+    backbones = sorted({name for row in trained for name in row.get("backbone", [])})
     corpora = {(corpus["name"], corpus["rows"]): None for row in experiments for corpus in row.get("corpus", [])}
     names = " and ".join(f"{name} ({rows:,} {_unit(name)})" if rows else name for name, rows in corpora)
     stand_in = "" if corpora and not all(name.startswith("wiki") for name, _ in corpora) else "stand-in Wikipedia "
