@@ -106,7 +106,7 @@ def beside_table(results_dir: Path) -> Table:
 
 def _step_row(steps: Mapping[str, Any], precision: str) -> list[str]:
     rows = {row["name"]: row for row in steps["methods"]}
-    own, peer = (_row(rows, f"{side}-{precision}", _STEPS) for side in ("simcse", "st"))
+    own, peer = (row_of(rows, f"{side}-{precision}", _STEPS) for side in ("simcse", "st"))
     ratio = f"{peer['time_ratio']:.2f} × as fast"
     return [
         f"training step, {precision}",
@@ -122,7 +122,7 @@ def _encoding_row(encoding: Mapping[str, Any], precision: str) -> list[str]:
         for row in encoding["rows"]
         if (row["texts"], row["pooling"], row["precision"]) == (corpus, "cls", precision)
     }
-    own, peer = (_row(rows, side, _ENCODING) for side in ("csekit", "sentence-transformers"))
+    own, peer = (row_of(rows, side, _ENCODING) for side in ("csekit", "sentence-transformers"))
     return [
         f"encoding, {precision}",
         f"{own['sentences_per_second']:,.0f} sentences/s ({own['speedup']:.2f} × as fast)",
@@ -141,7 +141,7 @@ def methods_table(results_dir: Path) -> Table:
     body = []
     for name, (method, adds, model, preset) in METHODS.items():
         link = f"[`{preset}`]({_PRESETS}/{preset}.yaml)" if preset else "`--method joint --objectives aux_mlm rtd`"
-        body.append([method, adds, f"`{model}`", link, f"{_row(costs, name, _COSTS)['time_ratio']:.2f}{_SPACE}×"])
+        body.append([method, adds, f"`{model}`", link, f"{row_of(costs, name, _COSTS)['time_ratio']:.2f}{_SPACE}×"])
     run = results["run"]
     caption = (
         f"Step: time of an optimiser step relative to SimCSE's, backbone {run['backbone']}, {run['precision']}, CPU "
@@ -163,14 +163,14 @@ def averages_table(results_dir: Path) -> Table:
     body = []
     for plan, name, base in AVERAGES:
         experiments = summaries[plan]["experiments"]
-        row = _row(experiments, name, plan)
-        cells = [row["title"], _spread(row["test"]["Avg"])]
+        row = row_of(experiments, name, plan)
+        cells = [row["title"], spread_of(row["test"]["Avg"])]
         if base is None:
             cells += ["", "", ""]
         else:
-            under = _row(experiments, base, plan)
+            under = row_of(experiments, base, plan)
             margin = row["test"]["Avg"]["mean"] - under["test"]["Avg"]["mean"]
-            cells += [f"{margin:+.2f}", under["title"], _p_value(summaries[plan], name, base)]
+            cells += [f"{margin:+.2f}", under["title"], p_value_of(summaries[plan], name, base)]
         body.append([*cells, str(len(row["finished_seeds"]))])
     caption = (
         "Avg of the seven STS test sets, Spearman × 100: mean ± standard deviation over the seeds; margin: over "
@@ -188,7 +188,7 @@ def field_table(results_dir: Path) -> Table:
     """
     summary = json.loads((results_dir / _FIELD / "summary.json").read_text(encoding="utf-8"))
     experiments = {name: row for name, row in summary["experiments"].items() if row.get("test")}
-    base = _row(experiments, summary["baseline"], _FIELD)
+    base = row_of(experiments, summary["baseline"], _FIELD)
     margins, costs_file = summary["margins"], results_dir / _FIELD_COSTS
     costs = {row["name"]: row for row in read_results(costs_file)["methods"]} if costs_file.is_file() else {}
     trained = {name: row["finished_seeds"] for name, row in experiments.items() if row["kind"] == "selected"}
@@ -198,8 +198,8 @@ def field_table(results_dir: Path) -> Table:
     for name, row in sorted(experiments.items(), key=lambda item: -item[1]["test"]["Avg"]["mean"]):
         margin = margins["rows"].get(name, {}).get(summary["baseline"])
         paper = (margins.get("paper") or {}).get(name)
-        cells = [row["title"], _spread(row["test"]["Avg"])]
-        cells += [_spread(margin, "+"), _p_value(summary, name, summary["baseline"])] if margin else ["", ""]
+        cells = [row["title"], spread_of(row["test"]["Avg"])]
+        cells += [spread_of(margin, "+"), p_value_of(summary, name, summary["baseline"])] if margin else ["", ""]
         cells.append("" if paper is None else f"{paper:+.2f}")
         cells += [str(len(trained[name])) if name in trained else ""] if uneven else []
         cells += [f"{costs[name]['time_ratio']:.1f}{_SPACE}×" if name in costs else ""] if costs else []
@@ -215,12 +215,14 @@ def field_table(results_dir: Path) -> Table:
     )
     if costs:
         run = read_results(costs_file)["run"]
-        caption += f" Step: its time relative to SimCSE's, median of {run['repetitions']}, on CPU in {run['precision']}."
+        caption += (
+            f" Step: its time relative to SimCSE's, median of {run['repetitions']}, on CPU in {run['precision']}."
+        )
     head = ["", "Avg", "margin", "p", "paper", *(["seeds"] if uneven else []), *(["step"] if costs else [])]
     return caption, head, body
 
 
-def _p_value(summary: Mapping[str, Any], name: str, base: str) -> str:
+def p_value_of(summary: Mapping[str, Any], name: str, base: str) -> str:
     """Return a margin's p-value: from the plan's margins, or from the row if the base is the plan's baseline."""
     margins = (summary.get("margins") or {}).get("rows", {})
     found = margins.get(name, {}).get(base, {}).get("p_value")
@@ -229,13 +231,13 @@ def _p_value(summary: Mapping[str, Any], name: str, base: str) -> str:
     return "" if found is None else f"<{_SPACE}0.001" if found < 0.001 else f"{found:.3f}"
 
 
-def _spread(value: Mapping[str, Any], sign: str = "") -> str:
+def spread_of(value: Mapping[str, Any], sign: str = "") -> str:
     return f"{value['mean']:{sign}.2f}" + (
         f"{_SPACE}±{_SPACE}{value['std']:.2f}" if value.get("std") is not None else ""
     )
 
 
-def _row(rows: Mapping[str, Any], name: str, where: str) -> Any:
+def row_of(rows: Mapping[str, Any], name: str, where: str) -> Any:
     if name not in rows:
         raise ValueError(f"{where} must have a row {name!r}, got {sorted(rows)}")
     return rows[name]

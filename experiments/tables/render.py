@@ -15,11 +15,11 @@ benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``cor
 the backbone's ``parameters`` if measured; ``speed``: see ``experiments.tables.retrieval``),
 ``quickstart/STEP`` and ``quickstart/times`` (see ``experiments.quickstart``),
 ``frontdoor/beside``, ``frontdoor/methods``, ``frontdoor/field`` and ``frontdoor/averages`` for the front pages (see
-``experiments.tables.frontdoor``), ``audit/gradients`` (see ``experiments.tables.audit``), ``backbone/starts`` (see
-``experiments.tables.backbone``), ``evaluation/retrieval``,
+``experiments.tables.frontdoor``), ``guide`` (see ``experiments.tables.guide``), ``audit/gradients`` (see
+``experiments.tables.audit``), ``backbone/starts`` (see ``experiments.tables.backbone``), ``evaluation/retrieval``,
 ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, ``domains/NAME`` (see
-``experiments.run_domain``), or ``evaluation/TABLE`` for those
-that ``csekit eval`` wrote (see ``experiments.tables.scores``). An ablation table stands in the plan's ``tables``::
+``experiments.run_domain``), or ``evaluation/TABLE`` for those that ``csekit eval`` wrote (see
+``experiments.tables.scores``). An ablation table stands in the plan's ``tables``::
 
     lambda:
       title: Weight of the reconstruction term
@@ -78,6 +78,7 @@ from experiments.tables.decoders import decoder_memory_table
 from experiments.tables.domains import domain_table
 from experiments.tables.frontdoor import FRONTDOOR_TABLES
 from experiments.tables.geometry import clustering_table, geometry_table
+from experiments.tables.guide import guide_table
 from experiments.tables.plans import plans_table
 from experiments.tables.quickstart import quickstart_table
 from experiments.tables.retrieval import retrieval_table, speed_table
@@ -131,6 +132,7 @@ _FOLDERS = {
     "evaluation/geometry": geometry_table,
     "evaluation/clustering": clustering_table,
 }
+_WORDS = {**FRONTDOOR_TABLES, "guide": (guide_table, True)}
 
 
 class TableError(ValueError):
@@ -286,8 +288,8 @@ def render(name: str, results_dir: Path) -> str:
             return _assembled(*_FOLDERS[name](results_dir))
         except (ValueError, OSError) as error:
             raise TableError(f"table:{name}: {error}") from None
-    if name in FRONTDOOR_TABLES:
-        make_table, words = FRONTDOOR_TABLES[name]
+    if name in _WORDS:
+        make_table, words = _WORDS[name]
         try:
             return _assembled(*make_table(results_dir), words=words)
         except (ValueError, OSError) as error:

@@ -8,6 +8,7 @@ import pytest
 
 from csekit.evaluation.results import write_results
 from experiments.tables.frontdoor import METHODS
+from experiments.tables.guide import METHODS as GUIDE
 from experiments.tables.render import TableError, update
 
 
@@ -129,8 +130,10 @@ def test_the_field_has_its_best_row_first_and_the_cost_of_each_step(tmp_path: Pa
     assert "backbone mini, stand-in Wikipedia corpus" in text
     assert "its Table 1" in text
     costs = [step("simcse", 1.0), step("dclr", 1.5, 1.52), step("pcl", 9.0, 9.0)]
-    write_results(tmp_path / "costs/field-minilm-wiki-cpu-bf16.json", {"methods": costs})
+    run = {"precision": "bf16", "repetitions": 5}
+    write_results(tmp_path / "costs/field-minilm-wiki-cpu-bf16.json", {"run": run, "methods": costs})
     text = update(page("field"), tmp_path)
+    assert "relative to SimCSE's, median of 5, on CPU in bf16" in text
     assert [row[-1] for row in rows(text)] == ["step", "---:", "", "1.5 ×", "1.0 ×"]
     experiments["dclr"]["finished_seeds"] = [42]
     (tmp_path / "field" / "summary.json").write_text(json.dumps(summary))
@@ -140,3 +143,36 @@ def test_the_field_has_its_best_row_first_and_the_cost_of_each_step(tmp_path: Pa
     (tmp_path / "field" / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(TableError, match="field must have a row 'simcse'"):
         update(page("field"), tmp_path)
+
+
+def test_the_guide_takes_each_margin_over_its_control(tmp_path: Path) -> None:
+    titles = {name: method.name for name, method in GUIDE.items()}
+    bases = {"simcse", "simcse-mean", "simcse-batchnorm", "prompt"}
+    experiments = {name: experiment(f"title of {name}", 60.0) for name in bases | set(titles)}
+    found = {
+        name: {base: {"mean": number + len(base) / 100, "std": 0.5, "n": 3, "p_value": 0.25} for base in bases}
+        for number, name in enumerate(titles, 1)
+    }
+    margins = {"rows": found, "paper": {"arccse": 1.86}, "source": "its Table 1"}
+    summary = {"baseline": "simcse", "experiments": experiments, "margins": margins}
+    (tmp_path / "field").mkdir()
+    (tmp_path / "field" / "summary.json").write_text(json.dumps(summary))
+    costs = [step(name, 1.0, 1.5) for name in titles]
+    write_results(tmp_path / "costs/field-minilm-wiki-cpu-bf16.json", {"methods": costs})
+    marker = "<!-- table:guide -->\n<!-- end table -->\n"
+    body = {row[0]: row[1:] for row in rows(update(marker, tmp_path))[2:]}
+    assert list(body) == [*reversed(list(titles.values())[1:]), "SimCSE"]
+    diffcse = list(titles).index("diffcse") + 1
+    assert body["DiffCSE"][2:7] == [
+        "1.5 ×",
+        f"+{diffcse + 0.16:.2f} ± 0.50",
+        "title of simcse-batchnorm",
+        "0.250",
+        "3",
+    ]
+    assert body["[ArcCSE](#arccse)"][4] == "title of simcse" and body["[ArcCSE](#arccse)"][7] == "+1.86"
+    assert body["SimCSE"][3:8] == ["", "", "", "", ""]
+    del found["tsdae"]
+    (tmp_path / "field" / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(TableError, match="field must have a row 'tsdae'"):
+        update(marker, tmp_path)
