@@ -20,7 +20,7 @@ from csekit.encoding.chunks import CHUNK, embed_chunks
 from csekit.encoding.chunks import evaluating as evaluating
 from csekit.encoding.chunks import token_batches as token_batches
 from csekit.encoding.fast_cpu import check_precision
-from csekit.encoding.workers import WorkerPool
+from csekit.encoding.workers import WorkerPool, check_workers, device_of
 
 #: Role of a text in retrieval to the names that a model's prompt for it may have; the first one wins.
 ROLE_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -198,6 +198,12 @@ class TextEncoder:
 
     __call__ = encode
 
+    def check_settings(self, num_workers: int = 1) -> None:
+        """Raise ValueError for a precision or a number of processes that this encoder cannot encode with."""
+        device = device_of(self.model)
+        check_precision(self.precision, device)
+        check_workers(num_workers, device)
+
     def encode_chunks(
         self,
         chunks: Iterable[Sequence[str]],
@@ -210,7 +216,7 @@ class TextEncoder:
             num_workers: processes that share the chunks.
             advance: called with the number of distinct texts that were just done.
         """
-        check_precision(self.precision)
+        self.check_settings(num_workers)
         self.truncated = 0
         if num_workers != 1:
             with WorkerPool(self, num_workers) as pool:

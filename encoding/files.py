@@ -196,6 +196,7 @@ def encode_file(
         raise ValueError(f"dtype must be one of {', '.join(map(repr, DTYPES))}, got {dtype!r}")
     if chunk_rows < 1:
         raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
+    encoder.check_settings(num_workers)
     source = text_column(Path(input_file), column)
     rows = sum(map(len, source.batches()))  # this also checks that every cell is text
     if rows < part[1]:

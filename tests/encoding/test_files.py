@@ -281,6 +281,26 @@ def test_files_of_ray_are_replaced_with_overwrite_alone(tiny_folder: Path, lines
     ]
 
 
+@pytest.mark.parametrize("wrong", [["--precision", "fp8"], ["--num_workers", "0"]])
+@pytest.mark.parametrize("suffix", ["npy", "parquet"])
+def test_a_refused_setting_leaves_every_file_as_it_is(
+    tiny_folder: Path, lines: Path, tmp_path: Path, suffix: str, wrong: list[str]
+) -> None:
+    """With --overwrite the finished rows were deleted first; without, a record stayed that refused the right call."""
+    out = tmp_path / f"out.{suffix}"
+    words = ["encode", lines, "-m", tiny_folder, "--pooling", "mean", "--device", "cpu", "-o", out, "--no_progress"]
+    command = [str(word) for word in words]
+    first = CliRunner().invoke(main, [*command, *wrong])
+    assert first.exit_code == 2
+    assert f"{wrong[0][2:]} must be" in first.output
+    assert not list(tmp_path.glob("out*"))
+    assert CliRunner().invoke(main, command).exit_code == 0
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+    assert CliRunner().invoke(main, [*command, *wrong, "--overwrite"]).exit_code == 2
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("before", ["1/1", "2/2", "3/3"])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_overwrite_leaves_nothing_of_the_earlier_encoding(
