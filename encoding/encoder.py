@@ -139,6 +139,7 @@ class TextEncoder:
         role: ``query`` or ``document`` in a copy that ``for_role`` made, else None.
         similarity_fn_name: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``: the similarity of the training.
         truncate_dim: embeddings are the first dimensions of the model's, this many; None: all.
+        modules: digest of the settings of the modules that sentence-transformers runs; None where csekit runs them.
         loading: what ``load_encoder`` was told: ``model``, and ``pooling``, ``max_length``, ``prompt_template`` and
             ``truncate_dim`` where given.
     """
@@ -149,6 +150,7 @@ class TextEncoder:
     role: str | None = None
     similarity_fn_name: str = "cosine"
     truncate_dim: int | None = None
+    modules: str | None = None
 
     def __init__(
         self,

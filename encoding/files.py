@@ -223,10 +223,12 @@ def encode_file(
 
 
 def encoder_settings(encoder: TextEncoder) -> dict[str, Any]:
-    """Return what decides an encoder's vectors, as plain values: its description without its name, and its weights."""
+    """Return what decides an encoder's vectors, as plain values: its description without its name, and its weights;
+    prompt, role and the digest of its modules' settings where it has one."""
     settings = {**encoder.describe(), "lowercase": encoder.lowercase, "weights": weights_digest(encoder.model)}
     del settings["name"]  # the folder may be renamed
-    return settings
+    further = {"prompt": encoder.prompt, "role": encoder.role, "modules": encoder.modules}
+    return settings | {name: value for name, value in further.items() if value is not None}
 
 
 def _go_on(

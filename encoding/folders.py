@@ -1,5 +1,7 @@
 """A model's folder, local or on the Hub: its small files and the modules that sentence-transformers lists there."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -236,6 +238,23 @@ def module_kinds(folder: Path) -> tuple[list[str], str | None, int | None]:
         return kinds, "mask", _module_config(folder / modules[1]["path"], {"mask_offset": int})["mask_offset"]
     paths = {kind: folder / module["path"] for kind, module in zip(kinds, modules, strict=True)}
     return kinds, st_pooling(paths["Pooling"]) if "Pooling" in paths else None, None
+
+
+def modules_digest(folder: Path) -> str:
+    """Return the SHA-256 of the settings of a SentenceTransformer's modules: the JSON files in their folders, and in
+    the root those that sentence-transformers reads. Versions and the order of fields do not count."""
+    names = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "config.json")
+    files = {folder / name for name in names}
+    for path in {module["path"] for module in read_modules(folder)} - {""}:
+        files |= set((folder / path).rglob("*.json"))
+    state = hashlib.sha256()
+    for file in sorted(file for file in files if file.is_file()):
+        content = read_json(file)
+        if isinstance(content, dict):
+            content = {name: value for name, value in content.items() if "version" not in name}
+        text = json.dumps(content, sort_keys=True)
+        state.update(f"{file.relative_to(folder).as_posix()}\0{text}\n".encode())
+    return state.hexdigest()
 
 
 def load_head(folder: Path) -> nn.Sequential:

@@ -146,13 +146,20 @@ def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{others[0]}: exists, and not of this command: choose another name or say overwrite")
         return {}
     record = load_record(path)
-    if difference := first_difference(record["settings"], settings):
+    known = record["settings"]
+    settings = {**settings, "encoder": comparable(known["encoder"], settings["encoder"])}
+    if difference := first_difference(known, settings):
         name, old, new = difference
         raise ValueError(
             f"{path}: {name} was {old!r} there and is {new!r} now: go on as it was begun, choose another name or "
             "say overwrite"
         )
     return record
+
+
+def comparable(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an encoder's settings without what a record of an earlier version does not hold."""
+    return {name: value for name, value in settings.items() if name != "modules" or name in recorded}
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
