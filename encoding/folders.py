@@ -37,6 +37,9 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "GELU": nn.GELU,
 }
 
+#: How sentence-transformers 6 names the encoder's last states.
+_AS_STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
+
 
 class _Prompts(Schema):
     prompts: dict[str, str | None] | None = None
@@ -46,6 +49,7 @@ class _Prompts(Schema):
 
 
 class _SentenceBert(Schema):
+    modality_config: dict[str, Any] | None = None
     max_seq_length: PositiveInt | None = None
     do_lower_case: bool | None = None
 
@@ -215,10 +219,27 @@ def load_dense(folder: Path) -> nn.Module:
 
 def maps_the_embedding(folder: Path) -> bool:
     """Tell whether a SentenceTransformer's Dense folder is a layer from the sentence embedding to the sentence
-    embedding, without a residual: what :func:`load_dense` computes."""
+    embedding, without a residual, with a known activation and not in a pickle: what :func:`load_dense` computes."""
     config = read_settings(folder, "config.json")
     names = [config.get(f"module_{end}_name") or "sentence_embedding" for end in ("input", "output")]
-    return set(names) == {"sentence_embedding"} and not config.get("use_residual")
+    pickled = (folder / "pytorch_model.bin").is_file() and not (folder / "model.safetensors").is_file()
+    known = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1] in _ACTIVATIONS
+    return set(names) == {"sentence_embedding"} and not config.get("use_residual") and known and not pickled
+
+
+def feeds_plain_text(folder: Path) -> bool:
+    """Tell whether a SentenceTransformer's folder gives texts to its encoder as they are, and takes its last states:
+    False for limits by role, query expansion, further arguments of the tokenizer, chat templates and other tasks."""
+    settings = read_settings(folder, "sentence_bert_config.json")
+    further = ("query_length", "document_length", "query_expansion", "processing_kwargs")
+    modalities = settings.get("modality_config") or {}
+    usual = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+    return (
+        not any(settings.get(name) for name in further)
+        and "message" not in modalities
+        and modalities.get("text", _AS_STATES) == _AS_STATES
+        and all((settings.get(name) or value) == value for name, value in usual.items())
+    )
 
 
 def module_kinds(folder: Path) -> tuple[list[str], str | None, int | None]:

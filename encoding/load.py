@@ -8,6 +8,7 @@ from transformers import AutoConfig
 import csekit.modeling  # registers our model types  # noqa: F401
 from csekit.encoding.encoder import TextEncoder, truncation_length
 from csekit.encoding.folders import (
+    feeds_plain_text,
     load_head,
     maps_the_embedding,
     metadata_folder,
@@ -80,6 +81,7 @@ def _is_ours(folder: Path, kinds: list[str], pooling: str) -> bool:
         and set(kinds[2:]) <= {"Dense", "Normalize"}
         and all(maps_the_embedding(folder / path) for kind, path in zip(kinds, paths, strict=True) if kind == "Dense")
         and paths[0] == ""
+        and feeds_plain_text(folder)
         and pooling in ("cls", "mean", "lasttoken", "mask")
         and read_settings(folder, "tokenizer_config.json").get("truncation_side", "right") == "right"
         and default_prompt is None
