@@ -261,6 +261,31 @@ def module_kinds(folder: Path) -> tuple[list[str], str | None, int | None]:
     return kinds, st_pooling(paths["Pooling"]) if "Pooling" in paths else None, None
 
 
+def beyond_csekit(folder: Path, kinds: list[str], pooling: str | None) -> str | None:
+    """Return what csekit itself does not compute of a SentenceTransformer's folder; None where it computes all.
+
+    Arguments:
+        kinds, pooling: from :func:`module_kinds`.
+    """
+    prompts, default_prompt, _ = prompts_and_similarity(folder)
+    paths = [module["path"] for module in read_modules(folder)]
+    usual = kinds[:2] == ["Transformer", "Pooling"] and set(kinds[2:]) <= {"Dense", "Normalize"} and paths[0] == ""
+    if not usual or pooling not in ("cls", "mean", "lasttoken", "mask"):
+        return f"modules {kinds} with pooling {pooling!r}"
+    for kind, path in zip(kinds, paths, strict=True):
+        if kind == "Dense" and not maps_the_embedding(folder / path):
+            return f"settings or weights in {path}"
+    if not feeds_plain_text(folder):
+        return "settings in sentence_bert_config.json"
+    if read_settings(folder, "tokenizer_config.json").get("truncation_side", "right") != "right":
+        return "texts that are truncated on the left (truncation_side in tokenizer_config.json)"
+    if default_prompt is not None:
+        return "default prompts (default_prompt_name in config_sentence_transformers.json)"
+    if any(prompts.values()) and not pools_prompt(folder):
+        return "prompts that are not pooled (include_prompt in 1_Pooling/config.json)"
+    return None
+
+
 def modules_digest(folder: Path) -> str:
     """Return the SHA-256 of the settings of a SentenceTransformer's modules: the JSON files in their folders, and in
     the root those that sentence-transformers reads. Versions and the order of fields do not count."""

@@ -101,6 +101,7 @@ def load_sentence_transformer(
         raise ValueError(
             f"{source}: the modules that modules.json names make no sentence embedding, {reason}"
         ) from error
+    model.float()  # a checkpoint in 16 bits is computed in float32, as by csekit's own encoders
     model.truncate_dim = None  # ``TextEncoder`` cuts
     _limit_length(model, transformer, max_length)
     encoder = SentenceTransformerEncoder(model, model_name(source), batch_size)

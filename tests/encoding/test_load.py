@@ -158,6 +158,21 @@ def test_settings_of_sentence_transformers_6_are_followed(
     np.testing.assert_allclose(encoder.for_role("query").encode(texts), model.encode_query(texts), atol=1e-5)
 
 
+def test_a_checkpoint_in_16_bits_is_computed_in_float32(tiny_folder: Path, tiny_bert: Any) -> None:
+    """sentence-transformers kept the checkpoint's type, and int8 did nothing."""
+    pytest.importorskip("sentence_transformers")
+    tiny_bert.bfloat16().save_pretrained(tiny_folder)
+    sentence_transformer(tiny_folder, {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False})
+    encoder = load_encoder(tiny_folder, device="cpu")
+    batch = encoder.tokenizer(TEXTS[:1], return_tensors="pt")
+    with torch.no_grad():
+        wanted = tiny_bert.float().eval()(**batch).last_hidden_state.amax(1).numpy()
+    np.testing.assert_allclose(encoder.encode(TEXTS[:1]), wanted, atol=1e-6)
+    assert encoder.describe()["precision"] == "float32"
+    encoder.precision = "int8"
+    assert np.abs(encoder.encode(TEXTS[:1]) - wanted).max() > 1e-6
+
+
 def t5_folder(folder: Path, kind: str, model_class: str) -> Path:
     """Write a tiny T5 of a kind with a tokenizer that ends a sentence with ``</s>``."""
     import transformers
