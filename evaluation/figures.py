@@ -79,7 +79,7 @@ def cosine_violins(
 
 @drawing
 def alignment_uniformity(
-    points: Mapping[str, tuple[float, float, float]],
+    points: Mapping[str, tuple[float, float, float | None]],
     score: str = "STS-B test, Spearman × 100",
     source: str = "STS-B test",
 ) -> "Figure":
@@ -88,13 +88,15 @@ def alignment_uniformity(
     The colours spread over the scores without outliers, which have the colour of the scale's end.
 
     Arguments:
-        points: name to (alignment, uniformity, score).
+        points: name to (alignment, uniformity, score); None: the encoder has no correlation.
         score: label of the colour bar.
         source: name of the pairs, for the axes.
     """
     figure, (axis,) = panels(1, 1, 7.2, 4.4)
     table = np.array([points[name] for name in points], dtype=np.float64)
-    low, high = _without_outliers(table[:, 2])
+    scores = table[np.isfinite(table[:, 2]), 2]
+    scores = scores if len(scores) else np.zeros(1)
+    low, high = _without_outliers(scores)
     drawn = axis.scatter(
         table[:, 1],
         table[:, 0],
@@ -106,16 +108,18 @@ def alignment_uniformity(
         edgecolors="black",
         linewidths=0.8,
         zorder=3,
+        plotnonfinite=True,
     )
     ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
-    extend = ends[bool(low > table[:, 2].min()), bool(high < table[:, 2].max())]
+    extend = ends[bool(low > scores.min()), bool(high < scores.max())]
     bar = figure.colorbar(drawn, ax=axis, location="top", shrink=0.6, aspect=40, extend=extend)
     bar.set_label(score)
     bar.outline.set_visible(False)
     axis.margins(0.08, 0.1)
     axis.set_xlabel(f"uniformity, {source} (lower: more uniform)")
     axis.set_ylabel(f"alignment, {source} (lower: closer)")
-    names = [f"{name}: {value:.1f}" for name, value in zip(points, table[:, 2], strict=True)]
+    values = ["–" if np.isnan(value) else f"{value:.1f}" for value in table[:, 2]]
+    names = [f"{name}: {value}" for name, value in zip(points, values, strict=True)]
     label_points(axis, table[:, 1].tolist(), table[:, 0].tolist(), names)
     return figure
 

@@ -1,5 +1,6 @@
 """Draw pictures of embedding spaces from the results files of ``csekit geometry``."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,8 @@ class NoResults(FileNotFoundError):
 
 
 def geometry_files(results_dir: Path) -> dict[Path, dict[str, Any]]:
-    """Read the files of ``csekit geometry``, sorted by Spearman on their pairs, lowest first.
+    """Read the files of ``csekit geometry``, sorted by Spearman on their pairs: encoders without a correlation, which
+    give every text one vector, then the lowest.
 
     Arguments:
         results_dir: the folder of results, or the one that holds these files themselves.
@@ -43,7 +45,8 @@ def geometry_files(results_dir: Path) -> dict[Path, dict[str, Any]]:
     for path, content in found.items():
         check_schema(GeometryResults, content, path)
     _check_titles(found)
-    return dict(sorted(found.items(), key=lambda item: item[1]["geometry"]["spearman"]))
+    scores = {path: content["geometry"]["spearman"] for path, content in found.items()}
+    return dict(sorted(found.items(), key=lambda item: -math.inf if (s := scores[item[0]]) is None else s))
 
 
 def _files(results_dir: Path, room: Path) -> list[Path]:
