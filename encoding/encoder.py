@@ -39,7 +39,17 @@ def check_texts(texts: Sequence[str]) -> list[str]:
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"texts must be strings, got {type(text).__name__} at texts[{i}]")
+        if half_pair(text):
+            raise ValueError(f"texts must be strings that UTF-8 can hold, got half a surrogate pair at texts[{i}]")
     return texts
+
+
+def half_pair(text: str) -> bool:
+    """Tell whether a text holds half a surrogate pair, as JSON allows and UTF-8 does not."""
+    try:
+        return not text.isascii() and text.encode() is None
+    except UnicodeEncodeError:
+        return True
 
 
 def position_limit(model: nn.Module) -> int | None:

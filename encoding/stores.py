@@ -308,7 +308,9 @@ def check_shards(output: Path, kind: str) -> list[tuple[Path, dict[str, Any]]]:
         ValueError: a shard is not complete, or has another input or other settings.
     """
     if kind == "npy":
-        found = sorted(output.parent.glob(f"{glob.escape(output.stem)}.*-of-*.npy.json"))
+        form = re.compile(re.escape(output.stem) + r"\.[0-9]+-of-[0-9]+\.npy\.json")  # not those of OUT.v2.npy
+        files = output.parent.glob(f"{glob.escape(output.stem)}.*-of-*.npy.json")
+        found = sorted(path for path in files if form.fullmatch(path.name))
     else:
         found = sorted(output.glob("_encode.*-of-*.json"))
     if not found:

@@ -161,3 +161,14 @@ def test_a_broken_parquet_file_is_named(tiny_folder: Path, tmp_path: Path, broke
     assert found.exit_code == 2
     assert found.output.startswith(f"error: {path}")
     assert messages.get(broken, "not readable as parquet") in found.output
+
+
+def test_labels_and_titles_may_begin_with_a_slash(tmp_path: Path, tiny_folder: Path, reviews: Path) -> None:
+    """They were taken for paths of the machine, and everything that was computed was lost."""
+    reviews.write_text(reviews.read_text().replace("neg\t", "/r/python\t"))
+    output = tmp_path / "tiny.json"
+    found = run(*command(tiny_folder, reviews, "--output", output, "--points", "30", "--title", "/x"))
+    assert found.exit_code == 0, found.output
+    content = read_results(output)
+    assert content["title"] == "/x"
+    assert content["clustering"]["map"]["names"] == ["/r/python", "pos"]

@@ -504,3 +504,13 @@ def test_settings_of_modules_that_sentence_transformers_runs_are_recorded(
     embedding_files.write_record(tmp_path / "out.npy.json", record)
     assert encode()["complete"]
     assert open_embeddings(out).encoder(device="cpu").encode(["dog"]).shape == (1, 32)
+
+
+def test_shards_of_a_longer_name_are_not_merged(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
+    """``OUT.v2.1-of-2.npy`` was taken for a shard of ``OUT.npy``."""
+    for name in ("out.npy", "out.v2.npy"):
+        for shard in ("1/2", "2/2"):
+            encode_file(encoder, lines, tmp_path / name, shard=shard, progress=False)
+    merge_shards(tmp_path / "out.npy")
+    merge_shards(tmp_path / "out.v2.npy")
+    assert np.array_equal(np.load(tmp_path / "out.npy"), np.load(tmp_path / "out.v2.npy"))
