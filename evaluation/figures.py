@@ -152,10 +152,10 @@ def topic_maps(
     """
     if by not in ("clusters", "labels"):
         raise ValueError(f"by must be 'clusters' or 'labels', got {by!r}")
-    most, labels = len(COLOURS) * len(MARKERS), max(len(map_.names) for map_ in maps.values())
-    if by == "labels" and labels > most:
-        raise ValueError(f"labels must be at most {most} to have a colour and a marker each, got {labels}")
+    if by == "labels":
+        check_labels(max(len(map_.names) for map_ in maps.values()))
     figure, axes = panels(len(maps), columns or columns_for(len(maps)), 2.9, 2.9)
+    shown: dict[str, Any] = {}  # not by matplotlib's labels, which leave out those that begin with "_"
     for axis, (model, map_) in zip(axes, maps.items(), strict=True):
         groups = map_.clusters if by == "clusters" else map_.labels
         order = _around_middle(map_.points, groups) if by == "clusters" else list(range(len(map_.names)))
@@ -163,18 +163,26 @@ def topic_maps(
             colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
             xs, ys = map_.points[groups == group].T
             name = map_.names[group] if by == "labels" else f"cluster {group}"
-            axis.scatter(xs, ys, s=9, c=colour, marker=marker, linewidths=0, alpha=0.75, label=name)
+            drawn = axis.scatter(xs, ys, s=9, c=colour, marker=marker, linewidths=0, alpha=0.75)
+            if axis is axes[0]:
+                shown[name] = drawn
         axis.set(xticks=[], yticks=[])
         for side in ("top", "right"):
             axis.spines[side].set_visible(True)
         axis.set_title(model)
     if by == "labels" and legend:
-        handles, names = axes[0].get_legend_handles_labels()
-        explain(figure, axes, handles, names)
+        explain(figure, axes, list(shown.values()), list(shown))
     elif by == "labels":
         for axis, map_ in zip(axes, maps.values(), strict=True):
             name_groups(axis, map_.points, map_.labels, map_.names)
     return figure
+
+
+def check_labels(count: int) -> None:
+    """Raise ValueError for more labels than colours and markers can tell apart."""
+    most = len(COLOURS) * len(MARKERS)
+    if count > most:
+        raise ValueError(f"labels must be at most {most} to have a colour and a marker each, got {count}")
 
 
 def _around_middle(points: np.ndarray, groups: np.ndarray) -> list[Any]:

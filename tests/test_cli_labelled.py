@@ -172,3 +172,12 @@ def test_labels_and_titles_may_begin_with_a_slash(tmp_path: Path, tiny_folder: P
     content = read_results(output)
     assert content["title"] == "/x"
     assert content["clustering"]["map"]["names"] == ["/r/python", "pos"]
+
+
+def test_too_many_labels_for_a_picture_are_refused_before_the_encoder_is_loaded(tmp_path: Path) -> None:
+    """They were refused after encoding and t-SNE."""
+    path = tmp_path / "many.tsv"
+    path.write_text("label\ttext\n" + "".join(f"l{i % 60}\tthe dog {i}\n" for i in range(120)))
+    found = run(*command(tmp_path / "no-model", path, "--picture", tmp_path / "many.png"))
+    assert found.exit_code == 2
+    assert "labels must be at most 49 to have a colour and a marker each, got 60" in found.output

@@ -206,7 +206,7 @@ def test_a_record_keeps_where_its_encoder_and_its_texts_are(encoded: Path) -> No
 @pytest.mark.parametrize("command", ["search", "neighbors"])
 def test_a_query_that_is_no_utf_8_is_one_line(encoded: Path, command: str) -> None:
     """A byte of the command line that is no UTF-8 arrives as half a surrogate pair; it ended in a traceback."""
-    where = [encoded / "out.npy"] if command == "search" else [*[encoded / "tiny-bert"] * 2, "--pooling", "mean"]
+    where = [encoded / "out.npy"] if command == "search" else [encoded / "tiny-bert"] * 2
     corpus = ["--corpus", encoded / "texts.txt"] if command == "neighbors" else []
     found = csekit(command, *where, *corpus, "--query", "caf\udce9", "--device", "cpu")
     assert found.exit_code == 2
