@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: Labels that colours and markers can tell apart.
+MOST_LABELS = len(COLOURS) * len(MARKERS)
+
+
 @drawing
 def cosine_violins(
     models: Mapping[str, tuple[np.ndarray, np.ndarray]],
@@ -180,9 +184,8 @@ def topic_maps(
 
 def check_labels(count: int) -> None:
     """Raise ValueError for more labels than colours and markers can tell apart."""
-    most = len(COLOURS) * len(MARKERS)
-    if count > most:
-        raise ValueError(f"labels must be at most {most} to have a colour and a marker each, got {count}")
+    if count > MOST_LABELS:
+        raise ValueError(f"labels must be at most {MOST_LABELS} to have a colour and a marker each, got {count}")
 
 
 def _around_middle(points: np.ndarray, groups: np.ndarray) -> list[Any]:

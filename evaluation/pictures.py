@@ -157,10 +157,18 @@ def labelled_maps(results_dir: Path, by: str) -> "Figure":
     sets = sorted({content["clustering"]["set"] for content in contents})
     if len(sets) > 1:
         raise ValueError(f"{folder} must hold results of one labelled file, got {' and '.join(sets)}")
+    files = {content["clustering"].get("checksum"): path.name for path, content in found.items()}
+    if len(files) > 1:  # the checksum is of texts and of the labels' places
+        first, second, *_ = files.values()
+        raise ValueError(f"{folder} must hold results of one labelled file, got other contents in {first} and {second}")
     _check_titles(found)
     maps = _titled_maps(sorted(contents, key=lambda content: float(content["clustering"]["v_measure"])))
     if not maps:
         raise NoResults(f"{folder}: no results with a map (run csekit geometry --labelled FILE with --points above 0)")
+    if len({map_.names for map_ in maps.values()}) > 1:
+        raise ValueError(f"{folder} must hold results of one labelled file, got several lists of labels")
+    if by == "labels" and max(len(map_.names) for map_ in maps.values()) > figures.MOST_LABELS:
+        raise NoResults(f"{folder}: more than {figures.MOST_LABELS} labels, which no picture can tell apart")
     return figures.topic_maps(maps, by, legend=True)
 
 

@@ -70,6 +70,18 @@ def test_a_page_about_two_runs(tmp_path: Path, runs: list[Path], corpus: Path) -
     assert again.exit_code == 0 and (tmp_path / "again.html").read_text(encoding="utf-8") == page
 
 
+def test_the_pooling_is_for_folders_that_name_none(tmp_path: Path, runs: list[Path], corpus: Path) -> None:
+    """It went to every folder, and one that names another pooling refused it."""
+    (runs[0] / "1_Pooling").mkdir()
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (runs[0] / "modules.json").write_text(json.dumps(modules))
+    (runs[0] / "1_Pooling/config.json").write_text('{"pooling_mode": "mean"}')
+    words = (*runs, "--corpus", corpus, "--pooling", "cls", "--sentences", "5", "--device", "cpu", "--no_progress")
+    found = run(*words, "-o", tmp_path / "report.html")
+    assert found.exit_code == 0, found.output
+
+
 def test_results_files_alone(tmp_path: Path, runs: list[Path], corpus: Path) -> None:
     output = tmp_path / "report.html"
     alone = ("--label", "A", "--label", "B", "-o", output)
