@@ -96,7 +96,8 @@ def load_transformer(source: str | Path, **options: Any) -> nn.Module:
 
     Raises:
         ValueError: it cannot be loaded; a weight is missing, has another shape, is not a floating-point number, or
-            holds NaN or infinite values; the checkpoint has more layers than the config; it needs inputs for a decoder.
+            holds NaN or infinite values; the checkpoint has more layers than the config; it needs
+            inputs for a decoder.
     """
     stored_weights(source)
     options |= {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}

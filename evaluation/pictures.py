@@ -160,7 +160,9 @@ def labelled_maps(results_dir: Path, by: str) -> "Figure":
     files = {content["clustering"].get("checksum"): path.name for path, content in found.items()}
     if len(files) > 1:  # the checksum is of texts and of the labels' places
         first, second, *_ = files.values()
-        raise ValueError(f"{folder} must hold results of one labelled file, got other contents in {first} and {second}")
+        raise ValueError(
+            f"{folder} must hold results of one labelled file, got other contents in {first} and {second}"
+        )
     _check_titles(found)
     maps = _titled_maps(sorted(contents, key=lambda content: float(content["clustering"]["v_measure"])))
     if not maps:

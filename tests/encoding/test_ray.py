@@ -164,7 +164,8 @@ def test_overwriting_ray_s_output_without_ray_leaves_none_of_its_files(tiny_fold
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"), [({"precision": "fp8"}, "precision must be one of"), ({"num_workers": 0}, "num_workers must be")]
+    ("wrong", "told"),
+    [({"precision": "fp8"}, "precision must be one of"), ({"num_workers": 0}, "num_workers must be")],
 )
 def test_wrong_settings_are_refused_before_anything_is_read(tmp_path: Path, wrong: dict[str, Any], told: str) -> None:
     """The actors refused the precision, after the rows of an earlier output were deleted."""

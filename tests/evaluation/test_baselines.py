@@ -61,7 +61,7 @@ def test_a_text_without_tokens_is_the_zero_vector(tiny_folder: Path) -> None:
 
 def test_static_refuses_a_limit_of_no_token(tiny_folder: Path) -> None:
     """0 was taken for the default, 512."""
-    with pytest.raises(ValueError, match="max_length must exceed the 2 tokens .*, got 0"):
+    with pytest.raises(ValueError, match=r"max_length must exceed the 2 tokens .*, got 0"):
         static_encoder(tiny_folder, max_length=0, device="cpu").encode(["dog"])
 
 
