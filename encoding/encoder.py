@@ -20,7 +20,7 @@ from csekit.encoding.chunks import CHUNK, embed_chunks
 from csekit.encoding.chunks import evaluating as evaluating
 from csekit.encoding.chunks import token_batches as token_batches
 from csekit.encoding.fast_cpu import check_precision
-from csekit.encoding.workers import WorkerPool
+from csekit.encoding.workers import WorkerPool, check_workers, device_of
 
 #: Role of a text in retrieval to the names that a model's prompt for it may have; the first one wins.
 ROLE_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -39,7 +39,17 @@ def check_texts(texts: Sequence[str]) -> list[str]:
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"texts must be strings, got {type(text).__name__} at texts[{i}]")
+        if half_pair(text):
+            raise ValueError(f"texts must be strings that UTF-8 can hold, got half a surrogate pair at texts[{i}]")
     return texts
+
+
+def half_pair(text: str) -> bool:
+    """Tell whether a text holds half a surrogate pair, as JSON allows and UTF-8 does not."""
+    try:
+        return not text.isascii() and text.encode() is None
+    except UnicodeEncodeError:
+        return True
 
 
 def position_limit(model: nn.Module) -> int | None:
@@ -139,6 +149,7 @@ class TextEncoder:
         role: ``query`` or ``document`` in a copy that ``for_role`` made, else None.
         similarity_fn_name: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``: the similarity of the training.
         truncate_dim: embeddings are the first dimensions of the model's, this many; None: all.
+        modules: digest of the settings of the modules that sentence-transformers runs; None where csekit runs them.
         loading: what ``load_encoder`` was told: ``model``, and ``pooling``, ``max_length``, ``prompt_template`` and
             ``truncate_dim`` where given.
     """
@@ -149,6 +160,7 @@ class TextEncoder:
     role: str | None = None
     similarity_fn_name: str = "cosine"
     truncate_dim: int | None = None
+    modules: str | None = None
 
     def __init__(
         self,
@@ -198,6 +210,12 @@ class TextEncoder:
 
     __call__ = encode
 
+    def check_settings(self, num_workers: int = 1) -> None:
+        """Raise ValueError for a precision or a number of processes that this encoder cannot encode with."""
+        device = device_of(self.model)
+        check_precision(self.precision, device)
+        check_workers(num_workers, device)
+
     def encode_chunks(
         self,
         chunks: Iterable[Sequence[str]],
@@ -210,7 +228,7 @@ class TextEncoder:
             num_workers: processes that share the chunks.
             advance: called with the number of distinct texts that were just done.
         """
-        check_precision(self.precision)
+        self.check_settings(num_workers)
         self.truncated = 0
         if num_workers != 1:
             with WorkerPool(self, num_workers) as pool:

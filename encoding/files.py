@@ -196,6 +196,7 @@ def encode_file(
         raise ValueError(f"dtype must be one of {', '.join(map(repr, DTYPES))}, got {dtype!r}")
     if chunk_rows < 1:
         raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
+    encoder.check_settings(num_workers)
     source = text_column(Path(input_file), column)
     rows = sum(map(len, source.batches()))  # this also checks that every cell is text
     if rows < part[1]:
@@ -222,10 +223,12 @@ def encode_file(
 
 
 def encoder_settings(encoder: TextEncoder) -> dict[str, Any]:
-    """Return what decides an encoder's vectors, as plain values: its description without its name, and its weights."""
+    """Return what decides an encoder's vectors, as plain values: its description without its name, and its weights;
+    prompt, role and the digest of its modules' settings where it has one."""
     settings = {**encoder.describe(), "lowercase": encoder.lowercase, "weights": weights_digest(encoder.model)}
     del settings["name"]  # the folder may be renamed
-    return settings
+    further = {"prompt": encoder.prompt, "role": encoder.role, "modules": encoder.modules}
+    return settings | {name: value for name, value in further.items() if value is not None}
 
 
 def _go_on(

@@ -1,5 +1,7 @@
 """A model's folder, local or on the Hub: its small files and the modules that sentence-transformers lists there."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,9 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "GELU": nn.GELU,
 }
 
+#: How sentence-transformers 6 names the encoder's last states.
+_AS_STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
+
 
 class _Prompts(Schema):
     prompts: dict[str, str | None] | None = None
@@ -44,6 +49,7 @@ class _Prompts(Schema):
 
 
 class _SentenceBert(Schema):
+    modality_config: dict[str, Any] | None = None
     max_seq_length: PositiveInt | None = None
     do_lower_case: bool | None = None
 
@@ -213,10 +219,27 @@ def load_dense(folder: Path) -> nn.Module:
 
 def maps_the_embedding(folder: Path) -> bool:
     """Tell whether a SentenceTransformer's Dense folder is a layer from the sentence embedding to the sentence
-    embedding, without a residual: what :func:`load_dense` computes."""
+    embedding, without a residual, with a known activation and not in a pickle: what :func:`load_dense` computes."""
     config = read_settings(folder, "config.json")
     names = [config.get(f"module_{end}_name") or "sentence_embedding" for end in ("input", "output")]
-    return set(names) == {"sentence_embedding"} and not config.get("use_residual")
+    pickled = (folder / "pytorch_model.bin").is_file() and not (folder / "model.safetensors").is_file()
+    known = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1] in _ACTIVATIONS
+    return set(names) == {"sentence_embedding"} and not config.get("use_residual") and known and not pickled
+
+
+def feeds_plain_text(folder: Path) -> bool:
+    """Tell whether a SentenceTransformer's folder gives texts to its encoder as they are, and takes its last states:
+    False for limits by role, query expansion, further arguments of the tokenizer, chat templates and other tasks."""
+    settings = read_settings(folder, "sentence_bert_config.json")
+    further = ("query_length", "document_length", "query_expansion", "processing_kwargs")
+    modalities = settings.get("modality_config") or {}
+    usual = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+    return (
+        not any(settings.get(name) for name in further)
+        and "message" not in modalities
+        and modalities.get("text", _AS_STATES) == _AS_STATES
+        and all((settings.get(name) or value) == value for name, value in usual.items())
+    )
 
 
 def module_kinds(folder: Path) -> tuple[list[str], str | None, int | None]:
@@ -236,6 +259,48 @@ def module_kinds(folder: Path) -> tuple[list[str], str | None, int | None]:
         return kinds, "mask", _module_config(folder / modules[1]["path"], {"mask_offset": int})["mask_offset"]
     paths = {kind: folder / module["path"] for kind, module in zip(kinds, modules, strict=True)}
     return kinds, st_pooling(paths["Pooling"]) if "Pooling" in paths else None, None
+
+
+def beyond_csekit(folder: Path, kinds: list[str], pooling: str | None) -> str | None:
+    """Return what csekit itself does not compute of a SentenceTransformer's folder; None where it computes all.
+
+    Arguments:
+        kinds, pooling: from :func:`module_kinds`.
+    """
+    prompts, default_prompt, _ = prompts_and_similarity(folder)
+    paths = [module["path"] for module in read_modules(folder)]
+    usual = kinds[:2] == ["Transformer", "Pooling"] and set(kinds[2:]) <= {"Dense", "Normalize"} and paths[0] == ""
+    if not usual or pooling not in ("cls", "mean", "lasttoken", "mask"):
+        return f"modules {kinds} with pooling {pooling!r}"
+    for kind, path in zip(kinds, paths, strict=True):
+        if kind == "Dense" and not maps_the_embedding(folder / path):
+            return f"settings or weights in {path}"
+    if not feeds_plain_text(folder):
+        return "settings in sentence_bert_config.json"
+    if read_settings(folder, "tokenizer_config.json").get("truncation_side", "right") != "right":
+        return "texts that are truncated on the left (truncation_side in tokenizer_config.json)"
+    if default_prompt is not None:
+        return "default prompts (default_prompt_name in config_sentence_transformers.json)"
+    if any(prompts.values()) and not pools_prompt(folder):
+        return "prompts that are not pooled (include_prompt in 1_Pooling/config.json)"
+    return None
+
+
+def modules_digest(folder: Path) -> str:
+    """Return the SHA-256 of the settings of a SentenceTransformer's modules: the JSON files in their folders, and in
+    the root those that sentence-transformers reads. Versions and the order of fields do not count."""
+    names = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "config.json")
+    files = {folder / name for name in names}
+    for path in {module["path"] for module in read_modules(folder)} - {""}:
+        files |= set((folder / path).rglob("*.json"))
+    state = hashlib.sha256()
+    for file in sorted(file for file in files if file.is_file()):
+        content = read_json(file)
+        if isinstance(content, dict):
+            content = {name: value for name, value in content.items() if "version" not in name}
+        text = json.dumps(content, sort_keys=True)
+        state.update(f"{file.relative_to(folder).as_posix()}\0{text}\n".encode())
+    return state.hexdigest()
 
 
 def load_head(folder: Path) -> nn.Sequential:

@@ -8,14 +8,12 @@ from transformers import AutoConfig
 import csekit.modeling  # registers our model types  # noqa: F401
 from csekit.encoding.encoder import TextEncoder, truncation_length
 from csekit.encoding.folders import (
+    beyond_csekit,
     load_head,
-    maps_the_embedding,
     metadata_folder,
     model_name,
     module_kinds,
-    pools_prompt,
     prompts_and_similarity,
-    read_modules,
     read_settings,
     saved_size,
 )
@@ -45,11 +43,11 @@ def _from_sentence_transformer(
         raise ValueError(f"pooling must be left out or {found!r}, the pooling saved with {name!r}, got {pooling!r}")
     prompts, _, similarity = prompts_and_similarity(folder)
     encoder: TextEncoder
-    if found is None or not _is_ours(folder, kinds, found):
-        why = f"modules {kinds} with pooling {found!r}"
+    if (why := beyond_csekit(folder, kinds, found)) is not None:
         encoder = load_sentence_transformer(source, folder, why, max_length, batch_size)
         encoder.prompts, encoder.similarity_fn_name = prompts, similarity
         return encoder
+    assert found is not None
     backbone = load_transformer(source)
     tokenizer = load_tokenizer(source, embedding_rows(backbone), found)
     model = PooledBackbone(backbone, found, mask_offset, head=load_head(folder))
@@ -69,22 +67,6 @@ def _from_sentence_transformer(
     check_frame(tokenizer, source, encoder.max_length)
     encoder.prompts, encoder.similarity_fn_name = prompts, similarity
     return encoder
-
-
-def _is_ours(folder: Path, kinds: list[str], pooling: str) -> bool:
-    """Tell whether csekit itself computes all modules of a SentenceTransformer's folder."""
-    prompts, default_prompt, _ = prompts_and_similarity(folder)
-    paths = [module["path"] for module in read_modules(folder)]
-    return (
-        kinds[:2] == ["Transformer", "Pooling"]
-        and set(kinds[2:]) <= {"Dense", "Normalize"}
-        and all(maps_the_embedding(folder / path) for kind, path in zip(kinds, paths, strict=True) if kind == "Dense")
-        and paths[0] == ""
-        and pooling in ("cls", "mean", "lasttoken", "mask")
-        and read_settings(folder, "tokenizer_config.json").get("truncation_side", "right") == "right"
-        and default_prompt is None
-        and (pools_prompt(folder) or not any(prompts.values()))
-    )
 
 
 def _from_checkpoint(

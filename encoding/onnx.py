@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from csekit.encoding.encoder import TextEncoder
 from csekit.encoding.folders import (
+    beyond_csekit,
     load_head,
     model_name,
     module_kinds,
@@ -112,6 +114,12 @@ class ONNXModel(nn.Module):
         return PooledOutput(self.head(pool(self.pooling, (states_bLH,), attention_mask.cpu(), self.mask_offset)))
 
 
+def _saved_limit(settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the length limit of a SentenceTransformer's folder; None where it names none."""
+    limit = settings.get("max_seq_length")
+    return None if limit is None else min(int(limit), tokenizer.model_max_length)
+
+
 class ONNXEncoder(TextEncoder):
     """The encoder of an ONNX export: texts in, embeddings out, on CPU.
 
@@ -122,7 +130,8 @@ class ONNXEncoder(TextEncoder):
     Raises:
         FileNotFoundError: there is no such file.
         ImportError: onnxruntime is not installed.
-        ValueError: onnxruntime cannot load the graph, or it has other inputs or outputs; the tokenizer is missing.
+        ValueError: onnxruntime cannot load the graph, or it has other inputs or outputs; the tokenizer is missing;
+            the folder has modules or settings that only sentence-transformers follows.
     """
 
     def __init__(self, path: str | Path, max_length: int | None = None, batch_size: int = 64) -> None:
@@ -134,16 +143,20 @@ class ONNXEncoder(TextEncoder):
         record = read_settings(folder, "export.json")
         pooling, mask_offset, head = None, None, None
         if (folder / "modules.json").is_file():
-            _, pooling, mask_offset = module_kinds(folder)
+            kinds, pooling, mask_offset = module_kinds(folder)
+            if (what := beyond_csekit(folder, kinds, pooling)) is not None:
+                raise ValueError(f"{folder}: csekit does not run {what} with an ONNX graph")
             head = load_head(folder)
             self.prompts, _, self.similarity_fn_name = prompts_and_similarity(folder)
             self.truncate_dim = saved_size(folder)
         pooling = pooling or record.get("pooling")
         rows = read_settings(folder, "config.json").get("vocab_size")
         tokenizer = load_tokenizer(folder, rows if isinstance(rows, int) else None, pooling)
+        settings = read_settings(folder, "sentence_bert_config.json")
         limit = record.get("max_length")
         if max_length is not None and limit is not None and max_length > limit:
             raise ValueError(f"max_length must be at most {limit} for this graph, got {max_length}")
+        limit = limit or _saved_limit(settings, tokenizer)
         super().__init__(
             ONNXModel(file, pooling, mask_offset, head),
             tokenizer,
@@ -152,9 +165,17 @@ class ONNXEncoder(TextEncoder):
             max_length=limit if max_length is None else max_length,
             batch_size=batch_size,
             prompt_template=own_template(tokenizer),
-            lowercase=bool(read_settings(folder, "sentence_bert_config.json").get("do_lower_case")),
+            lowercase=bool(settings.get("do_lower_case")),
         )
         self.file = file
+
+    def check_settings(self, num_workers: int = 1) -> None:
+        if self.precision != "fp32":
+            raise ValueError(
+                f"precision must be 'fp32' for {self.file}, whose graph has its own, got {self.precision!r}: csekit "
+                "export --int8 writes an int8 graph"
+            )
+        super().check_settings(num_workers)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "file": f"{ONNX_FOLDER}/{self.file.name}"}

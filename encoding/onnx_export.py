@@ -270,7 +270,7 @@ def _write(
     if int8:
         files.append(file.with_name(INT8_FILE))
         quantize(file, files[-1])
-        found["int8"] = {"least_cosine": _least_cosine(files[-1], batches, wanted)}
+        found["int8"] = {"least_cosine": _least_cosine(ONNXEncoder(files[-1], encoder.max_length), batches, wanted)}
     if dev is not None:
         scores |= {f.stem: dev.score(ONNXEncoder(f, encoder.max_length)) for f in files}
         found["stsb"] = {"pairs": dev.pairs, "spearman": scores}
@@ -288,8 +288,10 @@ def _references(
 
 
 @torch.no_grad()
-def _least_cosine(file: Path, batches: list[dict[str, Tensor]], wanted: list[tuple[Tensor, Tensor]]) -> float:
+def _least_cosine(
+    encoder: ONNXEncoder, batches: list[dict[str, Tensor]], wanted: list[tuple[Tensor, Tensor]]
+) -> float:
     """Return the minimum cosine between ONNX and torch embeddings."""
-    model = ONNXEncoder(file).model
+    model = encoder.model
     embeddings = zip([model(**batch).sentence_embedding for batch in batches], wanted, strict=True)
     return min(float(nn.functional.cosine_similarity(found, torchs).min()) for found, (torchs, _) in embeddings)

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    MT5EncoderModel,
+    PreTrainedTokenizerBase,
+    T5EncoderModel,
+    UMT5EncoderModel,
+)
 
 from csekit.encoding.imports import import_hint
 from csekit.encoding.unfinished import interrupted_run
@@ -27,6 +35,8 @@ SPARE_ROWS = 127
 NAMED = 5
 #: Types of safetensors that a weight can have; integers are a quantised model's, which needs code of its own.
 _FLOATS = ("F64", "F32", "F16", "BF16")
+#: Types of models with a decoder to the classes of their encoders, which a SentenceTransformer holds.
+_ENCODERS_ALONE: dict[str, Any] = {"t5": T5EncoderModel, "mt5": MT5EncoderModel, "umt5": UMT5EncoderModel}
 
 
 @contextmanager
@@ -81,22 +91,42 @@ def load_pretrained(auto_class: Any, source: str | Path, **options: Any) -> Any:
 
 
 def load_transformer(source: str | Path, **options: Any) -> nn.Module:
-    """Load a plain encoder in float32, without BERT's own pooler where its class can leave it out.
+    """Load a plain encoder in float32, without BERT's own pooler where its class can leave it out, and without T5's
+    decoder.
 
     Raises:
         ValueError: it cannot be loaded; a weight is missing, has another shape, is not a floating-point number, or
-            holds NaN or infinite values; the checkpoint has more layers than the config.
+            holds NaN or infinite values; the checkpoint has more layers than the config; it needs
+            inputs for a decoder.
     """
     stored_weights(source)
     options |= {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    kind = _ENCODERS_ALONE.get(load_pretrained(AutoConfig, source).model_type, AutoModel)
     try:
-        model, info = load_pretrained(AutoModel, source, add_pooling_layer=False, **options)
+        model, info = load_pretrained(kind, source, add_pooling_layer=False, **options)
     except ValueError as error:
         if not isinstance(error.__cause__, TypeError):
             raise
-        model, info = load_pretrained(AutoModel, source, **options)  # the class does not know the option
+        model, info = load_pretrained(kind, source, **options)  # the class does not know the option
     _check_weights(source, model, info, unread=("pooler.",))
+    _check_decoder(source, model)
     return model
+
+
+@torch.no_grad()
+def _check_decoder(source: str | Path, model: Any) -> None:
+    """Raise ValueError for an encoder with a decoder that does not run on a text alone."""
+    if not getattr(model.config, "is_encoder_decoder", False) or isinstance(model, tuple(_ENCODERS_ALONE.values())):
+        return
+    ids = torch.ones(1, 2, dtype=torch.long)
+    try:
+        model.eval()(input_ids=ids, attention_mask=ids)
+    except Exception as error:  # each class has its own
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{source}: {model.config.model_type} needs inputs for its decoder, and csekit runs the encoder alone "
+            f"only of {', '.join(_ENCODERS_ALONE)}: {reason}"
+        ) from error
 
 
 def load_checkpoint(source: str | Path) -> Any:

@@ -69,13 +69,18 @@ def environment() -> dict[str, Any]:
 
 def weights_of(folder: str | Path) -> dict[str, str]:
     """Return the SHA-256 of each file with weights that an encoder's folder is loaded from, by its path in the folder:
-    those in the root, else those of ``training/``, else those of modules in subfolders; {} where it is no folder."""
+    those in the root and in its modules' folders (``2_Dense``), else those of ``training/``, else those of modules in
+    subfolders; {} where it is no folder."""
     folder = Path(folder).expanduser()
     for place in ("", "training/", "*/"):
-        patterns = (f"{place}*.safetensors", f"{place}pytorch_model*.bin")
-        if files := sorted(file for pattern in patterns for file in folder.glob(pattern)):
+        if files := _weight_files(folder, place):
+            files += _weight_files(folder, "[0-9]*_*/") if place == "" else []
             return {file.relative_to(folder).as_posix(): checksum(file) for file in files}
     return {}
+
+
+def _weight_files(folder: Path, place: str) -> list[Path]:
+    return sorted(file for kind in ("*.safetensors", "pytorch_model*.bin") for file in folder.glob(place + kind))
 
 
 def checksum(path: str | Path) -> str:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from csekit.encoding.fast_cpu import check_precision
 from csekit.encoding.files import TextColumn, text_column
 from csekit.encoding.load import load_encoder
 from csekit.encoding.provenance import write_atomically
 from csekit.encoding.text_files import CorpusError
+from csekit.encoding.workers import check_workers
 
 #: Rows that an actor computes at a time.
 BATCH_ROWS = 4096
@@ -63,9 +66,11 @@ def encode_with_ray(
 
     Raises:
         ImportError: ray is not installed.
-        ValueError: not parquet, or an output that exists.
+        ValueError: not parquet, a precision or a number of actors that is not allowed, or an output that exists.
         CorpusError: no such column, a cell without text, or rows that are missing afterwards.
     """
+    check_precision(precision, torch.device("cuda") if num_gpus else None)
+    check_workers(num_workers, torch.device("cpu"))
     try:
         import ray
         from ray.data import SaveMode

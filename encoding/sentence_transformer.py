@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from csekit.encoding.encoder import TextEncoder, position_limit, truncation_length
 from csekit.encoding.fast_cpu import fast_inference
-from csekit.encoding.folders import model_name, read_modules
+from csekit.encoding.folders import model_name, modules_digest, read_modules
 from csekit.encoding.pretrained import check_finite_weights, check_vocabulary, embedding_rows, load_transformer
 from csekit.modeling.tokenization import tokenize
 
@@ -82,7 +83,9 @@ def load_sentence_transformer(
     except ImportError as error:
         raise ImportError(f"{source}: {why} need sentence-transformers: pip install 'csekit[st]'") from error
     try:
-        model = SentenceTransformer(str(source), device="cpu")
+        with torch.random.fork_rng(devices=[]):  # a pooler that nothing reads has the same weights at each load
+            torch.default_generator.manual_seed(0)
+            model = SentenceTransformer(str(source), device="cpu")
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{source}: sentence-transformers cannot load it: {reason}") from error
@@ -98,9 +101,12 @@ def load_sentence_transformer(
         raise ValueError(
             f"{source}: the modules that modules.json names make no sentence embedding, {reason}"
         ) from error
+    model.float()  # a checkpoint in 16 bits is computed in float32, as by csekit's own encoders
     model.truncate_dim = None  # ``TextEncoder`` cuts
     _limit_length(model, transformer, max_length)
-    return SentenceTransformerEncoder(model, model_name(source), batch_size)
+    encoder = SentenceTransformerEncoder(model, model_name(source), batch_size)
+    encoder.modules = modules_digest(folder)
+    return encoder
 
 
 def _limit_length(model: Any, transformer: Any, max_length: int | None) -> None:

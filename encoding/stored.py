@@ -17,7 +17,7 @@ import torch
 from csekit.encoding.encoder import TextEncoder
 from csekit.encoding.files import TextColumn, encoder_settings
 from csekit.encoding.load import load_encoder
-from csekit.encoding.stores import first_difference, load_record, output_kind, record_path, row_files
+from csekit.encoding.stores import comparable, first_difference, load_record, output_kind, record_path, row_files
 from csekit.encoding.text_files import sha256
 
 #: Rows of an array that are read at once.
@@ -111,7 +111,8 @@ class StoredEmbeddings:
     def encoder(
         self, model: str | Path | None = None, device: str | torch.device | None = None, batch_size: int = 64
     ) -> TextEncoder:
-        """Load the encoder of the vectors, with the settings of the record.
+        """Load the encoder of the vectors, with the settings of the record, its prompt and role among them. For the
+        queries of stored documents, call its ``for_role("query")``.
 
         Arguments:
             model: where it is now. None: where it was.
@@ -132,7 +133,8 @@ class StoredEmbeddings:
         encoder = load_encoder(where, device=device, batch_size=batch_size, **loading)
         if recorded.get("precision") in ("bf16", "int8"):
             encoder.precision = recorded["precision"]
-        if difference := first_difference(recorded, encoder_settings(encoder)):
+        encoder = encoder.for_role(recorded.get("role"), recorded.get("prompt"))
+        if difference := first_difference(recorded, comparable(recorded, encoder_settings(encoder))):
             name, old, new = difference
             raise ValueError(
                 f"{self.path}: encoded with another encoder than {where}: {name} is {old!r:.20} in the record and "

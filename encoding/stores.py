@@ -146,13 +146,20 @@ def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{others[0]}: exists, and not of this command: choose another name or say overwrite")
         return {}
     record = load_record(path)
-    if difference := first_difference(record["settings"], settings):
+    known = record["settings"]
+    settings = {**settings, "encoder": comparable(known["encoder"], settings["encoder"])}
+    if difference := first_difference(known, settings):
         name, old, new = difference
         raise ValueError(
             f"{path}: {name} was {old!r} there and is {new!r} now: go on as it was begun, choose another name or "
             "say overwrite"
         )
     return record
+
+
+def comparable(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an encoder's settings without what a record of an earlier version does not hold."""
+    return {name: value for name, value in settings.items() if name != "modules" or name in recorded}
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -301,7 +308,9 @@ def check_shards(output: Path, kind: str) -> list[tuple[Path, dict[str, Any]]]:
         ValueError: a shard is not complete, or has another input or other settings.
     """
     if kind == "npy":
-        found = sorted(output.parent.glob(f"{glob.escape(output.stem)}.*-of-*.npy.json"))
+        form = re.compile(re.escape(output.stem) + r"\.[0-9]+-of-[0-9]+\.npy\.json")  # not those of OUT.v2.npy
+        files = output.parent.glob(f"{glob.escape(output.stem)}.*-of-*.npy.json")
+        found = sorted(path for path in files if form.fullmatch(path.name))
     else:
         found = sorted(output.glob("_encode.*-of-*.json"))
     if not found:

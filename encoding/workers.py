@@ -27,6 +27,20 @@ class ChunkEncoder(Protocol):
 _encoder: ChunkEncoder | None = None  # of a worker process
 
 
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Return the device of a model's weights; the CPU for a model without weights."""
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def check_workers(num_workers: int, device: torch.device) -> None:
+    """Raise ValueError for a number of processes below 1, or above the number of GPUs for a model on one of them."""
+    if num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+    if device.type == "cuda" and num_workers > torch.cuda.device_count():
+        raise ValueError(f"num_workers must be at most {torch.cuda.device_count()}, the GPUs, got {num_workers}")
+
+
 class WorkerPool:
     """Processes that encode. On CPU they share the cores; with a model on a GPU each has its own GPU.
 
@@ -41,13 +55,9 @@ class WorkerPool:
     """
 
     def __init__(self, encoder: ChunkEncoder, num_workers: int) -> None:
-        if num_workers < 1:
-            raise ValueError(f"num_workers must be at least 1, got {num_workers}")
-        parameter = next(encoder.model.parameters(), None)
         self.encoder, self.num_workers = encoder, num_workers
-        self.device = torch.device("cpu") if parameter is None else parameter.device
-        if self.device.type == "cuda" and num_workers > torch.cuda.device_count():
-            raise ValueError(f"num_workers must be at most {torch.cuda.device_count()}, the GPUs, got {num_workers}")
+        self.device = device_of(encoder.model)
+        check_workers(num_workers, self.device)
 
     def __enter__(self) -> "WorkerPool":
         context = multiprocessing.get_context("spawn")

@@ -75,7 +75,7 @@ def static_encoder(
         tokenizer,
         name=model_name(path_or_id),
         pooling="static",
-        max_length=max_length or 512,
+        max_length=512 if max_length is None else max_length,
         prompt_template=own_template(tokenizer),
         device=where,
     )

@@ -390,7 +390,11 @@ def matched_accuracy(labels: np.ndarray, clusters: np.ndarray) -> float:
 
 
 def tsne(x: np.ndarray, perplexity: float = 30.0, seed: int = 42) -> np.ndarray:
-    """Map rows to (M, 2) by t-SNE (van der Maaten & Hinton 2008), starting from their principal components."""
+    """Map rows to (M, 2) by t-SNE (van der Maaten & Hinton 2008), starting from their principal components.
+
+    Equal rows, which have no components, stay in one point."""
+    if not np.ptp(x, axis=0).any():
+        return np.zeros((len(x), 2))
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 

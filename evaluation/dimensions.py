@@ -65,6 +65,8 @@ def cut_encoders(encoder: TextEncoder, sizes: Sequence[int]) -> list[CutEncoder]
     """
     if getattr(encoder, "fits_texts", False):
         raise ValueError("truncate_dim must be left out for an encoder that is fitted on the texts it gets")
+    encoder = copy.copy(encoder)
+    encoder.truncate_dim = None  # a folder may itself cut embeddings, to another size
     width = embed(encoder, ["a"]).shape[1]
     for size in sizes:
         if not 1 <= size <= width:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: Labels that colours and markers can tell apart.
+MOST_LABELS = len(COLOURS) * len(MARKERS)
+
+
 @drawing
 def cosine_violins(
     models: Mapping[str, tuple[np.ndarray, np.ndarray]],
@@ -79,7 +83,7 @@ def cosine_violins(
 
 @drawing
 def alignment_uniformity(
-    points: Mapping[str, tuple[float, float, float]],
+    points: Mapping[str, tuple[float, float, float | None]],
     score: str = "STS-B test, Spearman × 100",
     source: str = "STS-B test",
 ) -> "Figure":
@@ -88,13 +92,15 @@ def alignment_uniformity(
     The colours spread over the scores without outliers, which have the colour of the scale's end.
 
     Arguments:
-        points: name to (alignment, uniformity, score).
+        points: name to (alignment, uniformity, score); None: the encoder has no correlation.
         score: label of the colour bar.
         source: name of the pairs, for the axes.
     """
     figure, (axis,) = panels(1, 1, 7.2, 4.4)
     table = np.array([points[name] for name in points], dtype=np.float64)
-    low, high = _without_outliers(table[:, 2])
+    scores = table[np.isfinite(table[:, 2]), 2]
+    scores = scores if len(scores) else np.zeros(1)
+    low, high = _without_outliers(scores)
     drawn = axis.scatter(
         table[:, 1],
         table[:, 0],
@@ -106,16 +112,18 @@ def alignment_uniformity(
         edgecolors="black",
         linewidths=0.8,
         zorder=3,
+        plotnonfinite=True,
     )
     ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
-    extend = ends[bool(low > table[:, 2].min()), bool(high < table[:, 2].max())]
+    extend = ends[bool(low > scores.min()), bool(high < scores.max())]
     bar = figure.colorbar(drawn, ax=axis, location="top", shrink=0.6, aspect=40, extend=extend)
     bar.set_label(score)
     bar.outline.set_visible(False)
     axis.margins(0.08, 0.1)
     axis.set_xlabel(f"uniformity, {source} (lower: more uniform)")
     axis.set_ylabel(f"alignment, {source} (lower: closer)")
-    names = [f"{name}: {value:.1f}" for name, value in zip(points, table[:, 2], strict=True)]
+    values = ["–" if np.isnan(value) else f"{value:.1f}" for value in table[:, 2]]
+    names = [f"{name}: {value}" for name, value in zip(points, values, strict=True)]
     label_points(axis, table[:, 1].tolist(), table[:, 0].tolist(), names)
     return figure
 
@@ -148,10 +156,10 @@ def topic_maps(
     """
     if by not in ("clusters", "labels"):
         raise ValueError(f"by must be 'clusters' or 'labels', got {by!r}")
-    most, labels = len(COLOURS) * len(MARKERS), max(len(map_.names) for map_ in maps.values())
-    if by == "labels" and labels > most:
-        raise ValueError(f"labels must be at most {most} to have a colour and a marker each, got {labels}")
+    if by == "labels":
+        check_labels(max(len(map_.names) for map_ in maps.values()))
     figure, axes = panels(len(maps), columns or columns_for(len(maps)), 2.9, 2.9)
+    shown: dict[str, Any] = {}  # not by matplotlib's labels, which leave out those that begin with "_"
     for axis, (model, map_) in zip(axes, maps.items(), strict=True):
         groups = map_.clusters if by == "clusters" else map_.labels
         order = _around_middle(map_.points, groups) if by == "clusters" else list(range(len(map_.names)))
@@ -159,18 +167,25 @@ def topic_maps(
             colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
             xs, ys = map_.points[groups == group].T
             name = map_.names[group] if by == "labels" else f"cluster {group}"
-            axis.scatter(xs, ys, s=9, c=colour, marker=marker, linewidths=0, alpha=0.75, label=name)
+            drawn = axis.scatter(xs, ys, s=9, c=colour, marker=marker, linewidths=0, alpha=0.75)
+            if axis is axes[0]:
+                shown[name] = drawn
         axis.set(xticks=[], yticks=[])
         for side in ("top", "right"):
             axis.spines[side].set_visible(True)
         axis.set_title(model)
     if by == "labels" and legend:
-        handles, names = axes[0].get_legend_handles_labels()
-        explain(figure, axes, handles, names)
+        explain(figure, axes, list(shown.values()), list(shown))
     elif by == "labels":
         for axis, map_ in zip(axes, maps.values(), strict=True):
             name_groups(axis, map_.points, map_.labels, map_.names)
     return figure
+
+
+def check_labels(count: int) -> None:
+    """Raise ValueError for more labels than colours and markers can tell apart."""
+    if count > MOST_LABELS:
+        raise ValueError(f"labels must be at most {MOST_LABELS} to have a colour and a marker each, got {count}")
 
 
 def _around_middle(points: np.ndarray, groups: np.ndarray) -> list[Any]:

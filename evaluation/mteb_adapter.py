@@ -28,6 +28,9 @@ from csekit.evaluation.sts_data import STSTask
 
 #: Our sets to mteb's tasks with the same protocol.
 _STS_TASKS = {"STS-B": "STSBenchmark", "STS-B-dev": "STSBenchmark", "SICK-R-trial": "SICK-R", "SICK-R-all": "SICK-R"}
+_OFFICIAL_NAMES = {**_STS_TASKS, "scifact": "SciFact"}
+#: The last part of the names that tasks with local data have.
+_LOCAL_FORMS = ("tokenized", "raw", "local")
 BANKING77_COUNTS = {"train": 10_003, "test": 3_080}
 
 
@@ -86,7 +89,7 @@ class MTEBEncoder:
         if prompts and task_metadata is not None:
             from mteb.models.abs_encoder import get_prompt_name
 
-            name = get_prompt_name(dict(prompts), task_metadata, prompt_type)
+            name = get_prompt_name(dict(prompts), _official(task_metadata), prompt_type)
             if name is not None and isinstance(self.encoder, TextEncoder):
                 encoder = self.encoder.for_role(role, prompts[name])
             elif name is not None:
@@ -154,12 +157,21 @@ def _own_random_state() -> Iterator[None]:
 
 
 def _task(official: str, name: str, dataset: Any) -> Any:
-    """Make an mteb task with local data. It has its own name, because mteb keeps scores by name."""
+    """Make an mteb task with local data. It has its own name, because mteb keeps scores by name; models' prompts have
+    the official one."""
     with _own_random_state():
         task = _mteb().get_task(official)
     task.metadata = task.metadata.model_copy(update={"name": name, "superseded_by": None})
     task.dataset, task.data_loaded = dataset, True
     return task
+
+
+def _official(task_metadata: Any) -> Any:
+    """Return the metadata of a task with local data under mteb's name of the task, which prompts are keyed by."""
+    own, _, form = task_metadata.name.rpartition("-")
+    if form not in _LOCAL_FORMS:
+        return task_metadata
+    return task_metadata.model_copy(update={"name": _OFFICIAL_NAMES.get(own, own)})
 
 
 def mteb_sts_tasks(tasks: Sequence[STSTask]) -> list[Any]:

@@ -1,5 +1,6 @@
 """Draw pictures of embedding spaces from the results files of ``csekit geometry``."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,8 @@ class NoResults(FileNotFoundError):
 
 
 def geometry_files(results_dir: Path) -> dict[Path, dict[str, Any]]:
-    """Read the files of ``csekit geometry``, sorted by Spearman on their pairs, lowest first.
+    """Read the files of ``csekit geometry``, sorted by Spearman on their pairs: encoders without a correlation, which
+    give every text one vector, then the lowest.
 
     Arguments:
         results_dir: the folder of results, or the one that holds these files themselves.
@@ -43,7 +45,8 @@ def geometry_files(results_dir: Path) -> dict[Path, dict[str, Any]]:
     for path, content in found.items():
         check_schema(GeometryResults, content, path)
     _check_titles(found)
-    return dict(sorted(found.items(), key=lambda item: item[1]["geometry"]["spearman"]))
+    scores = {path: content["geometry"]["spearman"] for path, content in found.items()}
+    return dict(sorted(found.items(), key=lambda item: -math.inf if (s := scores[item[0]]) is None else s))
 
 
 def _files(results_dir: Path, room: Path) -> list[Path]:
@@ -154,10 +157,20 @@ def labelled_maps(results_dir: Path, by: str) -> "Figure":
     sets = sorted({content["clustering"]["set"] for content in contents})
     if len(sets) > 1:
         raise ValueError(f"{folder} must hold results of one labelled file, got {' and '.join(sets)}")
+    files = {content["clustering"].get("checksum"): path.name for path, content in found.items()}
+    if len(files) > 1:  # the checksum is of texts and of the labels' places
+        first, second, *_ = files.values()
+        raise ValueError(
+            f"{folder} must hold results of one labelled file, got other contents in {first} and {second}"
+        )
     _check_titles(found)
     maps = _titled_maps(sorted(contents, key=lambda content: float(content["clustering"]["v_measure"])))
     if not maps:
         raise NoResults(f"{folder}: no results with a map (run csekit geometry --labelled FILE with --points above 0)")
+    if len({map_.names for map_ in maps.values()}) > 1:
+        raise ValueError(f"{folder} must hold results of one labelled file, got several lists of labels")
+    if by == "labels" and max(len(map_.names) for map_ in maps.values()) > figures.MOST_LABELS:
+        raise NoResults(f"{folder}: more than {figures.MOST_LABELS} labels, which no picture can tell apart")
     return figures.topic_maps(maps, by, legend=True)
 
 

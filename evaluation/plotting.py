@@ -41,6 +41,7 @@ STYLE = {
     "legend.frameon": False,
     "hatch.linewidth": 0.6,
     "savefig.dpi": 150,
+    "text.parse_math": False,
 }
 #: Maximum bytes of a picture: pictures are committed with the documents.
 MAX_BYTES = 300_000

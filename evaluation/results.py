@@ -28,6 +28,11 @@ _STEPS = 65535
 Similarities = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
+def _names_no_file(field: str) -> bool:
+    """Tell whether a field holds a title or labels, which may begin with a slash."""
+    return field == "results.title" or field.startswith("results.clustering.map.names[")
+
+
 def plain(value: Any, field: str = "results") -> Any:
     """Convert NumPy values to Python's and nan to null. Raises ValueError for an absolute path."""
     if isinstance(value, Mapping):
@@ -42,7 +47,8 @@ def plain(value: Any, field: str = "results") -> Any:
         if not np.isfinite(value):
             return None
         return round(value, 6) if abs(value) >= 1 else float(f"{value:.6g}")
-    if isinstance(value, Path) or (isinstance(value, str) and os.path.isabs(value) and " " not in value):
+    path = isinstance(value, str) and os.path.isabs(value) and " " not in value and not _names_no_file(field)
+    if isinstance(value, Path) or path:
         raise ValueError(f"{field} must hold no machine's path, got {str(value)!r}: store its last part")
     if value is None or isinstance(value, bool | int | str):
         return value

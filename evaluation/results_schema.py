@@ -108,7 +108,7 @@ class _Geometry(Schema):
     uniformity: Number
     mean_cosine: Number
     effective_rank: Number
-    spearman: Number
+    spearman: Number | None
 
 
 class _Suite(Schema):

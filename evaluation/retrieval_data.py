@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from csekit.encoding.encoder import half_pair
+
 #: The parts of CQADupStack, a folder each; its score is their mean.
 CQADUPSTACK = (
     "android",
@@ -103,6 +105,8 @@ def _field(record: dict[str, Any], name: str, where: str, *, required: bool = Tr
         raise ValueError(f"{where}, field {name}: must be a string, got {found}")
     if not empty and not value.strip():
         raise ValueError(f"{where}, field {name}: must not be empty")
+    if half_pair(value):
+        raise ValueError(f"{where}, field {name}: must be text, got half a surrogate pair in {value!r:.80}")
     return value
 
 

@@ -90,3 +90,16 @@ def test_sizes_that_are_not_allowed(tiny_folder: Path, pairs: Path, words: tuple
     assert found.exit_code == 2
     assert message in found.output
     assert len(found.output.strip().splitlines()) == 1
+
+
+def test_a_size_above_the_folder_s_own_is_scored(tmp_path: Path, tiny_folder: Path, pairs: Path) -> None:
+    """``csekit encode`` took it; ``csekit eval`` refused it as above the size that the folder cuts to."""
+    (tiny_folder / "config_sentence_transformers.json").write_text('{"truncate_dim": 4}')
+    common = ("--pairs", pairs, "--pooling", "mean", "--device", "cpu", "--no_progress")
+    found = run("eval", tiny_folder, *common, "--truncate_dim", 16)
+    assert found.exit_code == 0, found.output
+    assert "tiny-bert @ 16" in found.output
+    encoder = load_encoder(tiny_folder, pooling="mean", device="cpu")
+    (cut,) = cut_encoders(encoder, [16])
+    assert cut.encode(["a dog"]).shape == (1, 16)
+    assert encoder.truncate_dim == 4

@@ -161,3 +161,53 @@ def test_a_broken_parquet_file_is_named(tiny_folder: Path, tmp_path: Path, broke
     assert found.exit_code == 2
     assert found.output.startswith(f"error: {path}")
     assert messages.get(broken, "not readable as parquet") in found.output
+
+
+def test_labels_and_titles_may_begin_with_a_slash(tmp_path: Path, tiny_folder: Path, reviews: Path) -> None:
+    """They were taken for paths of the machine, and everything that was computed was lost."""
+    reviews.write_text(reviews.read_text().replace("neg\t", "/r/python\t"))
+    output = tmp_path / "tiny.json"
+    found = run(*command(tiny_folder, reviews, "--output", output, "--points", "30", "--title", "/x"))
+    assert found.exit_code == 0, found.output
+    content = read_results(output)
+    assert content["title"] == "/x"
+    assert content["clustering"]["map"]["names"] == ["/r/python", "pos"]
+
+
+def test_too_many_labels_for_a_picture_are_refused_before_the_encoder_is_loaded(tmp_path: Path) -> None:
+    """They were refused after encoding and t-SNE."""
+    path = tmp_path / "many.tsv"
+    path.write_text("label\ttext\n" + "".join(f"l{i % 60}\tthe dog {i}\n" for i in range(120)))
+    found = run(*command(tmp_path / "no-model", path, "--picture", tmp_path / "many.png"))
+    assert found.exit_code == 2
+    assert "labels must be at most 49 to have a colour and a marker each, got 60" in found.output
+
+
+def labelled_results(folder: Path, title: str, checksum: str, names: list[str]) -> None:
+    drawn = {"names": names, "points": [f"{i}.0 1.0 {i % len(names)} 0" for i in range(120)]}
+    scores = {"set": "train", "titles": 120, "clusters": 2, "v_measure": 5.0, "accuracy": 5.0, "checksum": checksum}
+    write_results(folder / f"{title}.json", {"title": title, "clustering": {**scores, "map": drawn}}, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("checksum", "names", "told"),
+    [("2", ["neg", "pos"], "other contents in a.json and b.json"), ("1", ["bad", "good"], "several lists of labels")],
+)
+def test_files_of_one_name_and_other_contents_do_not_share_a_picture(
+    tmp_path: Path, checksum: str, names: list[str], told: str
+) -> None:
+    """Two files ``train.tsv`` counted as one: the labels of one stood at the points of the other."""
+    labelled_results(tmp_path, "a", "1", ["neg", "pos"])
+    labelled_results(tmp_path, "b", checksum, names)
+    found = run("figures", "labelled-labels", "--results", tmp_path, "--output", tmp_path / "pictures")
+    assert found.exit_code == 2, found.output
+    assert told in " ".join(found.output.split())
+
+
+def test_a_picture_with_too_many_labels_is_left_out(tmp_path: Path) -> None:
+    """It ended the drawing of all pictures."""
+    labelled_results(tmp_path, "a", "1", [str(i) for i in range(60)])
+    found = run("figures", "--results", tmp_path, "--output", tmp_path / "pictures")
+    assert found.exit_code == 0, found.output
+    assert "more than 49 labels" in " ".join(found.output.split())
+    assert [path.name for path in (tmp_path / "pictures").iterdir()] == ["labelled-clusters.png"]

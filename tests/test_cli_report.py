@@ -70,6 +70,18 @@ def test_a_page_about_two_runs(tmp_path: Path, runs: list[Path], corpus: Path) -
     assert again.exit_code == 0 and (tmp_path / "again.html").read_text(encoding="utf-8") == page
 
 
+def test_the_pooling_is_for_folders_that_name_none(tmp_path: Path, runs: list[Path], corpus: Path) -> None:
+    """It went to every folder, and one that names another pooling refused it."""
+    (runs[0] / "1_Pooling").mkdir()
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (runs[0] / "modules.json").write_text(json.dumps(modules))
+    (runs[0] / "1_Pooling/config.json").write_text('{"pooling_mode": "mean"}')
+    words = (*runs, "--corpus", corpus, "--pooling", "cls", "--sentences", "5", "--device", "cpu", "--no_progress")
+    found = run(*words, "-o", tmp_path / "report.html")
+    assert found.exit_code == 0, found.output
+
+
 def test_results_files_alone(tmp_path: Path, runs: list[Path], corpus: Path) -> None:
     output = tmp_path / "report.html"
     alone = ("--label", "A", "--label", "B", "-o", output)
@@ -241,6 +253,25 @@ def test_scores_of_an_encoder_that_was_replaced_are_left_out(tmp_path: Path, run
     shutil.copytree(runs[1], tmp_path / "other")
     found = run(runs[0], "-o", tmp_path / "report.html")
     assert found.exit_code == 0 and "transfer.json is left out" in " ".join(found.output.split()), found.output
+
+
+def test_scores_of_a_second_file_are_named_and_test_mode_wins(tmp_path: Path, runs: list[Path]) -> None:
+    """transfer-dev.json comes before transfer.json, whose scores were dropped without a word."""
+
+    def transfer(mode: str, accuracy: float) -> dict[str, Any]:
+        return {"transfer": {"tasks": {"MR": {"accuracy": accuracy}}, "avg": None, "mode": mode}}
+
+    write_results(runs[0] / "transfer-dev.json", transfer("dev", 70.0))
+    write_results(runs[0] / "transfer.json", transfer("test", 81.5))
+    write_results(runs[0] / "again.json", {"test": results_of("simcse", 1.0)["test"]})  # scores that are shown
+    found = run(runs[0], "-o", tmp_path / "report.html")
+    said = " ".join(found.output.split())
+    assert "the transfer scores of transfer-dev.json are left out: those of transfer.json are shown" in said
+    assert said.count("left out") == 1
+    assert "81.5" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    write_results(runs[0] / "other.json", {"test": {"tasks": {"STS13": {"all": 5.0}}, "avg": None}})
+    told = "the test scores of other.json are left out: those of results.json are shown"
+    assert told in read_run(runs[0], "a").missing
 
 
 @pytest.mark.parametrize(

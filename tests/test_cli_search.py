@@ -201,3 +201,19 @@ def test_wrong_options_are_told_in_one_line(encoded: Path, words: list[str], mes
 def test_a_record_keeps_where_its_encoder_and_its_texts_are(encoded: Path) -> None:
     source = open_embeddings(encoded / "out.npy").record["source"]
     assert source == {"model": "./tiny-bert", "loading": {"pooling": "mean"}, "input": "./texts.txt"}
+
+
+@pytest.mark.parametrize("command", ["search", "neighbors"])
+def test_a_query_that_is_no_utf_8_is_one_line(encoded: Path, command: str) -> None:
+    """A byte of the command line that is no UTF-8 arrives as half a surrogate pair; it ended in a traceback."""
+    where = [encoded / "out.npy"] if command == "search" else [encoded / "tiny-bert"] * 2
+    corpus = ["--corpus", encoded / "texts.txt"] if command == "neighbors" else []
+    found = csekit(command, *where, *corpus, "--query", "caf\udce9", "--device", "cpu")
+    assert found.exit_code == 2
+    assert "--query must be UTF-8, got 'caf\\udce9'" in found.output
+
+
+def test_a_text_of_half_a_surrogate_pair_is_named(encoded: Path) -> None:
+    encoder = load_encoder(encoded / "tiny-bert", pooling="mean", device="cpu")
+    with pytest.raises(ValueError, match=r"got half a surrogate pair at texts\[1\]"):
+        encoder.encode(["cat", "\ud800"])

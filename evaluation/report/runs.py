@@ -83,6 +83,7 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """
     main = folder / "results.json"
     content = _with_shown(read_results(main)) if main.is_file() else {}
+    origins = dict.fromkeys(content, main.name)
     weights, left_out = None, []
     for path in sorted(folder.glob("*.json")):
         if path != main:
@@ -98,9 +99,39 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
                     left_out.append(f"{path.name} is left out: its scores are those of another {added}")
                     continue
                 for name, section in shown_sections(other).items():
-                    held = content.get(name) or {}
-                    content[name] = {**section, **held} if name in BY_NAME else held or section
+                    if name in BY_NAME:
+                        content[name] = {**section, **(content.get(name) or {})}
+                    elif lost := _take(content, origins, name, section, path.name):
+                        left_out.append(lost)
     return content, left_out
+
+
+def _take(
+    content: dict[str, Any], origins: dict[str, str], name: str, section: Mapping[str, Any], file: str
+) -> str | None:
+    """Take a section unless another file gave one; scores of transfer in test mode win over those in dev mode.
+
+    Arguments:
+        origins: section to the file that gave it.
+
+    Returns:
+        a sentence about scores that are left out.
+    """
+    held, origin = content.get(name) or {}, origins.get(name, file)
+    replaced = name == "transfer" and held.get("mode") == "dev" and section.get("mode") != "dev"
+    kept, left, lost = (section, held, origin) if replaced or not held else (held, section, file)
+    if not held or replaced:
+        content[name], origins[name] = section, file
+    if not held or _holds(kept, left):
+        return None
+    return f"the {name} scores of {lost} are left out: those of {origins[name]} are shown"
+
+
+def _holds(section: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether a section has all scores of another one."""
+    if "tasks" not in other:
+        return section == other
+    return section.get("mode") == other.get("mode") and other["tasks"].items() <= section.get("tasks", {}).items()
 
 
 def shown_sections(content: Mapping[str, Any]) -> dict[str, Any]:

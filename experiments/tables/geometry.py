@@ -23,7 +23,8 @@ def geometry_table(results_dir: Path) -> Table:
     for content in rows:
         scores = content["geometry"]
         cells = [f"{scores[name]:.3f}" for name in ("alignment", "uniformity", "mean_cosine")]
-        body.append([content["title"], *cells, f"{scores['effective_rank']:.1f}", f"{scores['spearman']:.2f}"])
+        spearman = "–" if scores["spearman"] is None else f"{scores['spearman']:.2f}"
+        body.append([content["title"], *cells, f"{scores['effective_rank']:.1f}", spearman])
     caption = (
         f"{first['set']}, {first['text_form']} text. Alignment: the {first['positives']} pairs with a gold score "
         f"above {first['threshold']:g}; the next three columns: its {first['sentences']:,} distinct sentences."

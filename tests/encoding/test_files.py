@@ -281,6 +281,26 @@ def test_files_of_ray_are_replaced_with_overwrite_alone(tiny_folder: Path, lines
     ]
 
 
+@pytest.mark.parametrize("wrong", [["--precision", "fp8"], ["--num_workers", "0"]])
+@pytest.mark.parametrize("suffix", ["npy", "parquet"])
+def test_a_refused_setting_leaves_every_file_as_it_is(
+    tiny_folder: Path, lines: Path, tmp_path: Path, suffix: str, wrong: list[str]
+) -> None:
+    """With --overwrite the finished rows were deleted first; without, a record stayed that refused the right call."""
+    out = tmp_path / f"out.{suffix}"
+    words = ["encode", lines, "-m", tiny_folder, "--pooling", "mean", "--device", "cpu", "-o", out, "--no_progress"]
+    command = [str(word) for word in words]
+    first = CliRunner().invoke(main, [*command, *wrong])
+    assert first.exit_code == 2
+    assert f"{wrong[0][2:]} must be" in first.output
+    assert not list(tmp_path.glob("out*"))
+    assert CliRunner().invoke(main, command).exit_code == 0
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+    assert CliRunner().invoke(main, [*command, *wrong, "--overwrite"]).exit_code == 2
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("before", ["1/1", "2/2", "3/3"])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_overwrite_leaves_nothing_of_the_earlier_encoding(
@@ -424,3 +444,73 @@ def test_the_command(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
         assert found.exit_code == 2, found.output
         assert message in found.output
         assert found.output.count("\n") == 1
+
+
+def with_prompts(folder: Path, **further: Any) -> Path:
+    """Make the plain encoder a SentenceTransformer folder that names prompts."""
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [
+        {"idx": i, "name": str(i), "type": f"sentence_transformers.models.{kind}", "path": path}
+        for i, (kind, path) in enumerate(kinds.items())
+    ]
+    (folder / "1_Pooling").mkdir()
+    (folder / "modules.json").write_text(json.dumps(modules))
+    pooling = {"pooling_mode": "mean", "embedding_dimension": 32, "word_embedding_dimension": 32}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    prompts = {"query": "the cat ", "document": "red house "}
+    settings = {"prompts": prompts, "similarity_fn_name": "cosine", **further}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_prompt_and_role_are_recorded(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
+    """The same file in another role got the vectors without the prompt, and a killed run went on with another one."""
+    encoder, out = load_encoder(with_prompts(tiny_folder), device="cpu"), tmp_path / "out.npy"
+    encode_file(encoder, lines, out, progress=False)
+    assert not {"prompt", "role"} & set(encode_file(encoder, lines, out, progress=False)["settings"]["encoder"])
+    with pytest.raises(ValueError, match=r"prompt was None there and is 'red house ' now"):
+        encode_file(encoder.for_role("document"), lines, out, progress=False)
+    encode_file(encoder.for_role("document"), lines, out, progress=False, overwrite=True)
+    wanted = encoder.encode(["red house " + text for text in TEXTS])
+    close(np.load(out), wanted)
+    close(open_embeddings(out).encoder(device="cpu").encode(TEXTS), wanted)
+    asked = CliRunner().invoke(main, ["search", str(out), "--query", "dog", "--format", "json", "--device", "cpu"])
+    assert asked.exit_code == 0, asked.output
+    query, found = encoder.encode(["the cat dog"])[0], json.loads(asked.stdout.splitlines()[0])
+    row = wanted[found["row"]]
+    assert found["score"] == pytest.approx(query @ row / np.linalg.norm(query) / np.linalg.norm(row), abs=1e-5)
+
+
+def test_settings_of_modules_that_sentence_transformers_runs_are_recorded(
+    tiny_folder: Path, lines: Path, tmp_path: Path
+) -> None:
+    """Pooling and default prompt could change between two parts of one file; the same command could not go on, since
+    a pooler that nothing reads had other weights at each load."""
+    pytest.importorskip("sentence_transformers", reason="needs the extra st")
+    out, pooling = tmp_path / "out.npy", tiny_folder / "1_Pooling/config.json"
+    with_prompts(tiny_folder, default_prompt_name="query")
+
+    def encode() -> dict[str, Any]:
+        return encode_file(load_encoder(tiny_folder, device="cpu"), lines, out, progress=False)
+
+    record = encode()
+    (tiny_folder / "results.json").write_text("{}")  # not one of its settings
+    assert encode() == record
+    with_max = json.loads(pooling.read_text()) | {"pooling_mode": "max"}
+    pooling.write_text(json.dumps(with_max))
+    with pytest.raises(ValueError, match=r"encoder\.modules was"):
+        encode()
+    del record["settings"]["encoder"]["modules"]  # an earlier version wrote none
+    embedding_files.write_record(tmp_path / "out.npy.json", record)
+    assert encode()["complete"]
+    assert open_embeddings(out).encoder(device="cpu").encode(["dog"]).shape == (1, 32)
+
+
+def test_shards_of_a_longer_name_are_not_merged(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
+    """``OUT.v2.1-of-2.npy`` was taken for a shard of ``OUT.npy``."""
+    for name in ("out.npy", "out.v2.npy"):
+        for shard in ("1/2", "2/2"):
+            encode_file(encoder, lines, tmp_path / name, shard=shard, progress=False)
+    merge_shards(tmp_path / "out.npy")
+    merge_shards(tmp_path / "out.v2.npy")
+    assert np.array_equal(np.load(tmp_path / "out.npy"), np.load(tmp_path / "out.v2.npy"))

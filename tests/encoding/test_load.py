@@ -107,6 +107,116 @@ def test_a_dense_layer_of_another_kind_goes_through_sentence_transformers(
     np.testing.assert_allclose(load_encoder(tiny_folder, device="cpu").encode(TEXTS), wanted, atol=1e-5)
 
 
+def dense_with(folder: Path, activation: str, pickled: bool = False) -> None:
+    """Add a Dense module with an activation, its weights in ``pytorch_model.bin`` if ``pickled``."""
+    sentence_transformer(folder, {"pooling_mode_mean_tokens": True}, ["Dense"])
+    dense = folder / "2_Dense"
+    dense.mkdir()
+    weight = {"linear.weight": torch.randn(16, 32, generator=torch.Generator().manual_seed(0))}
+    if pickled:
+        torch.save(weight, dense / "pytorch_model.bin")
+    else:
+        save_file(weight, dense / "model.safetensors")
+    config = {"in_features": 32, "out_features": 16, "bias": False, "activation_function": activation}
+    (dense / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(("activation", "pickled"), [("activation.SiLU", False), ("linear.Identity", True)])
+def test_a_dense_layer_that_csekit_cannot_read_goes_through_sentence_transformers(
+    tiny_folder: Path, activation: str, pickled: bool
+) -> None:
+    """Such folders, among them older copies of sentence-t5, were refused."""
+    st = pytest.importorskip("sentence_transformers")
+    dense_with(tiny_folder, f"torch.nn.modules.{activation}", pickled)
+    wanted = st.SentenceTransformer(str(tiny_folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(load_encoder(tiny_folder, device="cpu").encode(TEXTS), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"query_length": 4},
+        {"processing_kwargs": {"text": {"add_special_tokens": False}}},
+        {"modality_config": {"message": {"method": "forward", "method_output_name": "last_hidden_state"}}},
+    ],
+)
+def test_settings_of_sentence_transformers_6_are_followed(
+    tiny_folder: Path, tiny_tokenizer: Any, settings: dict[str, Any]
+) -> None:
+    """They were left out without a word: limits for queries, arguments of the tokenizer, a chat template."""
+    st = pytest.importorskip("sentence_transformers", minversion="6")
+    sentence_transformer(tiny_folder, {"pooling_mode_mean_tokens": True})
+    tiny_tokenizer.chat_template = "the dog runs {% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tiny_tokenizer.save_pretrained(tiny_folder)
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    whole = {"modality_config": {"text": text, **settings.pop("modality_config", {})}, **settings}
+    whole["module_output_name"] = "token_embeddings"
+    (tiny_folder / "sentence_bert_config.json").write_text(json.dumps(whole))
+    model, texts = st.SentenceTransformer(str(tiny_folder), device="cpu"), [*TEXTS, "the red dog is in the blue house"]
+    encoder = load_encoder(tiny_folder, device="cpu")
+    np.testing.assert_allclose(encoder.encode(texts), model.encode(texts), atol=1e-5)
+    np.testing.assert_allclose(encoder.for_role("query").encode(texts), model.encode_query(texts), atol=1e-5)
+
+
+def test_a_checkpoint_in_16_bits_is_computed_in_float32(tiny_folder: Path, tiny_bert: Any) -> None:
+    """sentence-transformers kept the checkpoint's type, and int8 did nothing."""
+    pytest.importorskip("sentence_transformers")
+    tiny_bert.bfloat16().save_pretrained(tiny_folder)
+    sentence_transformer(tiny_folder, {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False})
+    encoder = load_encoder(tiny_folder, device="cpu")
+    batch = encoder.tokenizer(TEXTS[:1], return_tensors="pt")
+    with torch.no_grad():
+        wanted = tiny_bert.float().eval()(**batch).last_hidden_state.amax(1).numpy()
+    np.testing.assert_allclose(encoder.encode(TEXTS[:1]), wanted, atol=1e-6)
+    assert encoder.describe()["precision"] == "float32"
+    encoder.precision = "int8"
+    assert np.abs(encoder.encode(TEXTS[:1]) - wanted).max() > 1e-6
+
+
+def t5_folder(folder: Path, kind: str, model_class: str) -> Path:
+    """Write a tiny T5 of a kind with a tokenizer that ends a sentence with ``</s>``."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = ["[PAD]", "</s>", "<unk>", "the", "a", "man", "dog", "cat", "runs", "plays"]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    marks = {"pad_token": "[PAD]", "eos_token": "</s>", "unk_token": "<unk>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=32, **marks).save_pretrained(folder)
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(words), **sizes)
+    getattr(transformers, model_class)(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("model_class", ["T5EncoderModel", "T5Model", "MT5EncoderModel", "UMT5EncoderModel"])
+def test_t5_is_its_encoder(tmp_path: Path, model_class: str) -> None:
+    """sentence-t5 was refused as lacking the decoder's weights; a plain T5 asked for decoder_input_ids."""
+    st = pytest.importorskip("sentence_transformers")
+    folder = t5_folder(tmp_path / "t5", model_class.split("T5")[0] + "T5", model_class)
+    plain = load_encoder(folder, pooling="mean", device="cpu").encode(TEXTS)
+    sentence_transformer(folder, {"pooling_mode_mean_tokens": True}, ["Normalize"])
+    encoder = load_encoder(folder, device="cpu")
+    wanted = st.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-5)
+    np.testing.assert_allclose(plain / np.linalg.norm(plain, axis=1, keepdims=True), wanted, atol=1e-5)
+    pooling = folder / "1_Pooling/config.json"
+    pooling.write_text(json.dumps({"word_embedding_dimension": 32, "pooling_mode": "max"}))
+    wanted = st.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(load_encoder(folder, device="cpu").encode(TEXTS), wanted, atol=1e-5)
+
+
+def test_another_model_that_needs_a_decoder_s_input_is_refused_when_loaded(tmp_path: Path) -> None:
+    from transformers import LongT5Config, LongT5Model
+
+    folder = t5_folder(tmp_path / "t5", "T5", "T5Model")
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    LongT5Model(LongT5Config(vocab_size=10, **sizes)).save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"t5: longt5 needs inputs for its decoder, .* only of t5, mt5, umt5: "):
+        load_encoder(folder, pooling="mean", device="cpu")
+
+
 def _plain_copy(folder: Path) -> Path:
     import shutil
 

@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import re
+import shutil
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -150,6 +152,77 @@ def test_an_export_is_an_encoder(exported: tuple[Path, str], checkpoint: Path) -
         load_encoder(exported[0], max_length=0).encode(TEXTS)
     with pytest.raises(ValueError, match="must be left out for an ONNX export"):
         load_encoder(exported[0], pooling="mean")
+
+
+@pytest.fixture
+def foreign(exported: tuple[Path, str], tmp_path: Path) -> Path:
+    """An ONNX folder as others write it, without csekit's record."""
+    shutil.copytree(exported[0], tmp_path / "foreign")
+    (tmp_path / "foreign/export.json").unlink()
+    return tmp_path / "foreign"
+
+
+def edit(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps({**(json.loads(file.read_text()) if file.is_file() else {}), **fields}))
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_another_precision_is_refused(exported: tuple[Path, str], tmp_path: Path, precision: str) -> None:
+    """It did nothing, and the record named it."""
+    (tmp_path / "texts.txt").write_text("cat\n")
+    words = ("encode", tmp_path / "texts.txt", "-m", exported[0], "-o", tmp_path / "out.npy", "--precision", precision)
+    found = run(*words)
+    assert found.exit_code == 2, found.output
+    assert "precision must be 'fp32' for " in found.output
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_the_folder_s_length_limit_is_followed(foreign: Path) -> None:
+    edit(foreign / "sentence_bert_config.json", max_seq_length=5)
+    encoder = load_encoder(foreign)
+    assert encoder.max_length == 5
+    np.testing.assert_array_equal(*encoder.encode(["the man plays guitar", "the man plays cat"]))
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        ("2_Dense/config.json", {"use_residual": True}, "does not run settings or weights in 2_Dense with an ONNX"),
+        ("tokenizer_config.json", {"truncation_side": "left"}, "texts that are truncated on the left"),
+        (
+            "config_sentence_transformers.json",
+            {"prompts": {"query": "a "}, "default_prompt_name": "query"},
+            "default prompts (default_prompt_name",
+        ),
+    ],
+)
+def test_what_only_sentence_transformers_follows_is_refused(
+    foreign: Path, file: str, fields: dict[str, Any], message: str
+) -> None:
+    """These settings were left out without a word."""
+    edit(foreign / file, **fields)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_encoder(foreign)
+
+
+def test_an_unknown_module_is_refused(foreign: Path) -> None:
+    """It was taken for Normalize."""
+    modules = json.loads((foreign / "modules.json").read_text())
+    modules.append({"idx": 3, "name": "3", "path": "3_LayerNorm", "type": "sentence_transformers.models.LayerNorm"})
+    (foreign / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=r"does not run modules \['Transformer', 'Pooling', 'Dense', 'LayerNorm'\]"):
+        load_encoder(foreign)
+
+
+def test_int8_where_the_tokenizer_names_no_limit(backbone: Path, tmp_path: Path) -> None:
+    """It ended with the message that max_length must be given, which the command does not have."""
+    SimCSEModel.from_backbone(backbone).export(tmp_path / "run", BertTokenizer.from_pretrained(backbone))
+    config = json.loads((tmp_path / "run/tokenizer_config.json").read_text())
+    del config["model_max_length"]
+    (tmp_path / "run/tokenizer_config.json").write_text(json.dumps(config))
+    found = run("export", tmp_path / "run", "-o", tmp_path / "out", "--int8")
+    assert found.exit_code == 0, found.output
+    assert load_encoder(tmp_path / "out").max_length == 32
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from csekit.encoding.provenance import write_atomically
+from csekit.encoding.provenance import checksum, weights_of, write_atomically
 
 
 def test_the_draft_of_a_killed_process_goes_with_the_next_write(
@@ -39,3 +39,17 @@ def test_a_full_disk_is_told_with_path_and_space_and_the_old_file_stays(tmp_path
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert file.read_bytes() == b"old"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_weights_of_modules_belong_to_an_encoder(tmp_path: Path) -> None:
+    """Two encoders that differ in a Dense module alone counted as one: scores went into the same results file."""
+    dense = tmp_path / "2_Dense/model.safetensors"
+    dense.parent.mkdir()
+    dense.write_bytes(b"dense")
+    (tmp_path / "checkpoint_1").mkdir()
+    (tmp_path / "checkpoint_1/model.safetensors").write_bytes(b"other")
+    assert set(weights_of(tmp_path)) == {"2_Dense/model.safetensors", "checkpoint_1/model.safetensors"}
+    (tmp_path / "model.safetensors").write_bytes(b"root")
+    found = weights_of(tmp_path)
+    assert set(found) == {"model.safetensors", "2_Dense/model.safetensors"}
+    assert found["2_Dense/model.safetensors"] == checksum(dense)

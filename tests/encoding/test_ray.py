@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -160,3 +161,13 @@ def test_overwriting_ray_s_output_without_ray_leaves_none_of_its_files(tiny_fold
     assert done.exit_code == 0, done.output
     assert sorted(path.name for path in output.iterdir()) == ["_encode.json", "rows-000000000000.parquet"]
     assert pq.read_table(output)["text"].to_pylist() == texts
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [({"precision": "fp8"}, "precision must be one of"), ({"num_workers": 0}, "num_workers must be")],
+)
+def test_wrong_settings_are_refused_before_anything_is_read(tmp_path: Path, wrong: dict[str, Any], told: str) -> None:
+    """The actors refused the precision, after the rows of an earlier output were deleted."""
+    with pytest.raises(ValueError, match=told):
+        encode_with_ray("no-model", tmp_path / "no.parquet", tmp_path / "out.parquet", **wrong)

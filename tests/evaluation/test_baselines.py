@@ -59,6 +59,12 @@ def test_a_text_without_tokens_is_the_zero_vector(tiny_folder: Path) -> None:
     assert not static_encoder(tiny_folder, device="cpu").encode([" ", "cat"])[0].any()
 
 
+def test_static_refuses_a_limit_of_no_token(tiny_folder: Path) -> None:
+    """0 was taken for the default, 512."""
+    with pytest.raises(ValueError, match=r"max_length must exceed the 2 tokens .*, got 0"):
+        static_encoder(tiny_folder, max_length=0, device="cpu").encode(["dog"])
+
+
 def test_static_needs_a_model(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
         static_encoder(tmp_path)

@@ -177,3 +177,15 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(ImportError, match=r"figures need matplotlib: pip install 'csekit\[plots\]'"):
         figures.cosine_violins({"one": (COSINES, GOLD)})
+
+
+def test_labels_and_titles_are_written_as_they_are() -> None:
+    """Labels that begin with "_" were not in the legend; text between two dollar signs was set as mathematics."""
+    from csekit.evaluation.clustering import TopicMap
+
+    points, groups = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2] * 2)
+    map_ = TopicMap(points, groups, groups, ("_private", "a", "b"))
+    figure = figures.topic_maps({"from $1 to $2": map_}, "labels", legend=True)
+    legends = [*figure.legends, *(axis.get_legend() for axis in figure.axes if axis.get_legend() is not None)]
+    assert [text.get_text() for text in legends[0].get_texts()] == ["_private", "a", "b"]
+    assert not figure.axes[0].title.get_parse_math()

@@ -103,3 +103,33 @@ def test_the_real_positives(data_dir: Path) -> None:
 
     scores = geometry_suite(random, data_dir)
     assert (scores.positives, scores.sentences, len(scores.cosines)) == (231, 2551, 1379)
+
+
+def test_an_encoder_with_one_vector_has_readable_results_and_pictures(stsb: Path, tmp_path: Path) -> None:
+    """Its file was refused for the missing Spearman; the map of equal rows ended the process."""
+    from csekit.evaluation.pictures import draw, geometry_files
+    from csekit.evaluation.results import read_results, write_results
+
+    def write(name: str, function: Any) -> None:
+        scores = geometry_suite(function, stsb)
+        content = {"title": name, "geometry": scores.to_dict()}
+        write_results(tmp_path / "results" / f"{name}.json", content, scores.similarities())
+
+    (tmp_path / "results").mkdir()
+    write("usual", encoder)
+    write("one", lambda texts: np.eye(6, dtype=np.float32)[[0] * len(texts)])
+    assert read_results(tmp_path / "results/one.json")["geometry"]["spearman"] is None
+    titles = [content["title"] for content in geometry_files(tmp_path / "results").values()]
+    assert titles == ["one", "usual"]
+    pytest.importorskip("matplotlib")
+    written, _ = draw(tmp_path / "results", tmp_path / "pictures", ["cosine-by-rating", "alignment-uniformity"])
+    assert len(written) == 2
+
+
+def test_the_map_of_equal_rows_is_one_point() -> None:
+    from csekit.evaluation.clustering import ClusteringOptions, score_clusters
+
+    options = ClusteringOptions(points=40, point_clusters=2)
+    with pytest.warns(Warning, match="distinct clusters"):
+        scores = score_clusters(np.eye(6)[[0] * 40], np.arange(40) % 2, options, names=("a", "b"))
+    assert scores.map is not None and not scores.map.points.any()

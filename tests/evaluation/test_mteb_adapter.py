@@ -252,3 +252,18 @@ def test_scifact_of_all_minilm_by_mteb_is_ours(mteb: Any, data_dir: Path) -> Non
     collection = load_beir(data_dir / "scifact")
     assert isinstance(collection, Collection)
     assert_same_retrieval(mteb, encoder, collection)
+
+
+@pytest.mark.parametrize("name", ["SciFact", "SciFact-query"])
+def test_a_local_task_gets_the_prompt_of_its_official_name(mteb: Any, export: Path, name: str) -> None:
+    """The folder's prompt for SciFact was left out: the task with local files is named scifact-local."""
+    encoder, texts = load_encoder(export, device="cpu"), ["a man sings"]
+    encoder.prompts = {name: "red house ", "query": "the cat ", "nfcorpus-local": "dog "}
+
+    def encoded(collection: str) -> np.ndarray:
+        task = mteb_retrieval_task(Collection(collection, ("d",), ("cat",), ("q",), ("dog",), {"q": {"d": 1}}))
+        role = mteb.types.PromptType.query
+        return MTEBEncoder(encoder).encode([{"text": texts}], task_metadata=task.metadata, prompt_type=role)
+
+    np.testing.assert_array_equal(encoded("scifact"), encoder.encode(["red house a man sings"]))
+    np.testing.assert_array_equal(encoded("nfcorpus"), encoder.encode(["the cat a man sings"]))

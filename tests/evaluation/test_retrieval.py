@@ -180,6 +180,7 @@ def test_cqadupstack_is_the_mean_of_twelve(tmp_path: Path) -> None:
         ("corpus.jsonl", '"text"', '"body"', r"corpus\.jsonl, line 1, field text: must be a string, got nothing"),
         ("corpus.jsonl", '{"_id": "d2"', '"_id": "d2"', r"corpus\.jsonl, line 3: must be a JSON object, got '\"_id\""),
         ("queries.jsonl", '"text"', '"text": " ", "was"', r"queries\.jsonl, line 1, field text: must not be empty"),
+        ("queries.jsonl", '"text": "', '"text": "\\ud800', r"queries\.jsonl, line 1, field text: .* half a surrogate"),
         ("qrels/test.tsv", "q0\t", "q0 ", r"test\.tsv, line 2: must hold query-id, corpus-id and score, tab-sep"),
         ("qrels/test.tsv", "q0\t", "x0\t", r"test\.tsv, line 2, field query-id: must be the _id of a query, got 'x0'"),
         ("qrels/test.tsv", "q0\td", "q0\tx", r"line 2, field corpus-id: must be the _id of a document, got 'x"),

@@ -158,6 +158,15 @@ def _check_queries(path: Path | None, given: Sequence[str] | None, option: str) 
     for text in given or []:
         if not text.strip():
             raise ValueError("--query must not be empty")
+        if not _is_utf8(text):
+            raise ValueError(f"--query must be UTF-8, got {text!r:.80}")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        return text.encode() is not None
+    except UnicodeEncodeError:  # bytes of the command line that are no UTF-8, or half a surrogate pair
+        return False
 
 
 def terminal_width() -> int:

@@ -124,7 +124,7 @@ def _score_labelled(
     from csekit.encoding import load_encoder
     from csekit.evaluation import ClusteringOptions
     from csekit.evaluation.clustering import cluster_texts
-    from csekit.evaluation.figures import topic_maps
+    from csekit.evaluation.figures import check_labels, topic_maps
     from csekit.evaluation.own_data import load_labelled
     from csekit.evaluation.plotting import load_matplotlib, save_figure
 
@@ -132,6 +132,8 @@ def _score_labelled(
     if picture is not None:
         load_matplotlib()
     texts = load_labelled(*file)
+    if picture is not None and colour == "labels":
+        check_labels(len(texts.names))
     points, clusters = min(shape["points"], len(texts.texts)), shape["point_clusters"] or len(texts.names)
     options = ClusteringOptions(
         points=points, point_clusters=clusters, perplexity=shape["perplexity"], seed=shape["seed"]

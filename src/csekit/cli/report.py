@@ -83,6 +83,15 @@ def _search(
     embeddings = {}
     for run in runs:
         if run.folder is not None:
-            encoder = load_encoder(run.folder, pooling=pooling, device=device, batch_size=batch_size)
+            given = None if _names_pooling(run.folder) else pooling
+            encoder = load_encoder(run.folder, pooling=given, device=device, batch_size=batch_size)
             embeddings[run.label] = embed(encoder, drawn, progress)
     return SearchData(corpus.name, drawn, embeddings, len(every))
+
+
+def _names_pooling(folder: Path) -> bool:
+    """Tell whether an encoder's folder names its pooling: a SentenceTransformer, or a run of csekit."""
+    from csekit.encoding.folders import read_settings
+
+    files = ("modules.json", "training/config.json")
+    return any((folder / name).is_file() for name in files) or "encoder_config" in read_settings(folder, "config.json")

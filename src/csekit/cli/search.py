@@ -49,6 +49,8 @@ def search(
         store = open_embeddings(embeddings)
         asked = read_query_lines(file, query, "--file")
         encoder = store.encoder(model, device, batch_size)
+        if encoder.role == "document":
+            encoder = encoder.for_role("query")
         scores, rows = search_embeddings(
             store,
             encoder.encode([text for _, text in asked]),

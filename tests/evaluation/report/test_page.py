@@ -86,7 +86,8 @@ def test_a_run_with_everything(tmp_path: Path) -> None:
         other={"transfer": transfer, "retrieval": retrieval, "test": {"tasks": {"no": {"all": 1.0}}}},
     )
     run = read_run(path, "ours")
-    assert set(run.losses) == {"loss", "loss/contrastive", "loss/reconstruction"} and run.missing == ()
+    assert set(run.losses) == {"loss", "loss/contrastive", "loss/reconstruction"}
+    assert run.missing == ("the test scores of other.json are left out: those of results.json are shown",)
     assert run.losses["loss/contrastive"] == [(1, 2.0), (2, 1.0), (3, pytest.approx(2 / 3, abs=1e-6))]
     assert run.dev == {"stsb_spearman": [(0, 60), (2, 71.5), (3, 70)]}
     page = build_report([run])
