@@ -23,6 +23,7 @@ from csekit.trainers.batches.packing import pack
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.pretraining import PretrainingTrainer
 from csekit.trainers.scripts.launch import use_all_cores
+from csekit.trainers.scripts.output_folder import clear_output_dir
 from csekit.trainers.scripts.pretraining_runs import (
     PretrainRunArguments,
     check_networks,
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             model = make_model(run, tokenizer, blocks)
             trainer = PretrainingTrainer(model, args, blocks, tokenizer, heldout)
             trainer.check_resume(args.resume_from_checkpoint)
+            clear_output_dir(run, args)
         return train_and_export(trainer, run, corpus, started)
 
 

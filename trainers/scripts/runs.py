@@ -2,7 +2,6 @@
 
 import logging
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,13 +25,13 @@ from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
 from csekit.trainers.base_trainer import NonFiniteLossError
 from csekit.trainers.data.corpora import Corpus, load_corpus
 from csekit.trainers.data.subsets import Overlap, draw_fraction, find_overlap, without_rows
-from csekit.trainers.data.teachers import TEACHERS_FOLDER
 from csekit.trainers.export_check import ExportMismatchError
 from csekit.trainers.hub.card import write_model_card
 from csekit.trainers.main_process import quiet_unless_main
 from csekit.trainers.run_lock import FolderInUseError, held
 from csekit.trainers.run_record import trainer_results
 from csekit.trainers.scripts.launch import tell_error
+from csekit.trainers.scripts.output_folder import check_output_dir, clear_output_dir
 from csekit.trainers.scripts.run_arguments import CorpusArguments, RunArguments
 from csekit.trainers.trainer import CSETrainer, steps_of
 
@@ -71,8 +70,8 @@ RUN_ERRORS = (NonFiniteLossError, ExportMismatchError, FolderInUseError, OSError
 def run_folder(run: CorpusArguments, args: RunTrainingArguments) -> Iterator[None]:
     """Hold ``output_dir`` for this process inside the context. Report errors of the training in one line on stderr.
 
-    It ends the process with code 2 if another process works in ``output_dir``, or if that holds another run and
-    neither ``resume_from_checkpoint`` nor ``overwrite`` is set; with code 1 for one of ``RUN_ERRORS`` inside.
+    It ends the process with code 2 if another process works in ``output_dir`` or :func:`check_output_dir` refuses that
+    folder, and with code 1 for one of ``RUN_ERRORS`` inside.
     Of several processes only the first prints and warns inside the context.
     """
     with ExitStack() as stack:
@@ -86,31 +85,6 @@ def run_folder(run: CorpusArguments, args: RunTrainingArguments) -> Iterator[Non
         except RUN_ERRORS as error:
             tell_error(error)
             raise SystemExit(1) from None
-
-
-def check_output_dir(run: CorpusArguments, args: RunTrainingArguments) -> None:
-    """Check that ``output_dir`` holds no other run; with ``overwrite`` delete that run's checkpoints, results and
-    teachers' vectors.
-
-    Raises:
-        ValueError: ``output_dir`` holds a run, and neither ``resume_from_checkpoint`` nor ``overwrite`` is set.
-    """
-    folder = Path(str(args.output_dir))
-    old = [*folder.glob("training/checkpoint-*"), *folder.glob("results.json"), *folder.glob("objectives")]
-    if args.resume_from_checkpoint:
-        return
-    if old and not run.overwrite:
-        raise ValueError(
-            f"{folder} already holds a run ({old[0].relative_to(folder)}): choose another --output_dir, continue it "
-            "with --resume_from_checkpoint True, or replace it with --overwrite"
-        )
-    teachers = folder / TEACHERS_FOLDER
-    read = any(
-        Path(name).resolve().is_relative_to(teachers.resolve()) for name in getattr(args, "teachers", None) or []
-    )
-    if run.overwrite and args.process_index == 0:
-        for path in [*old, *([teachers] if teachers.is_dir() and not read else [])]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _scored_pairs(path: str, columns: list[str] | None, name: str) -> Pairs:
@@ -261,6 +235,7 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
     args = trainer.args
     with one_line_errors():
         trainer.check_resume(args.resume_from_checkpoint)
+        clear_output_dir(run, args)
     before = score_run(trainer, data.tests if run.test_file else [])
     training = time.monotonic()
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
