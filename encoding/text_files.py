@@ -228,8 +228,8 @@ def file_columns(path: Path, head: int = 1000) -> dict[str, bool]:
         with _open_text(path, newline="") as file:
             reader = _rows(file, path)
             header = next(reader, (1, []))[1]
-            if file_kind(path) == "csv" and len(header) == 1 and "\t" in header[0]:
-                raise CorpusError(f"{path}, line 1: the header has tabs and no comma: rename the file to .tsv")
+            if file_kind(path) == "csv":
+                _check_comma(path, header)
             unique_names(header, path)
             rows = [row for _, (_, row) in zip(range(head), reader, strict=False) if len(row) == len(header)]
     except UnicodeDecodeError:
@@ -237,6 +237,17 @@ def file_columns(path: Path, head: int = 1000) -> dict[str, bool]:
     except ARCHIVE_ERRORS as error:
         raise _bad_archive(path, error) from None
     return {name: not all_numbers([row[i] for row in rows]) for i, name in enumerate(header)}
+
+
+def _check_comma(path: Path, header: Sequence[str]) -> None:
+    """Raise CorpusError for a header that another sign than the comma separates: each line would be one text."""
+    found = header[0] if len(header) == 1 else ""
+    if "\t" in found:
+        raise CorpusError(f"{path}, line 1: the header has tabs and no comma: rename the file to .tsv")
+    if ";" in found:
+        raise CorpusError(
+            f"{path}, line 1: the header has semicolons and no comma, got {found!r:.80}: save the file with commas"
+        )
 
 
 def shown(cell: Any) -> str:
@@ -309,11 +320,13 @@ class Scan:
         texts = [[cells[i] for i in keep] if blank else list(cells) for cells in batch.cells]
         self.blank += len(blank)
         self.used += len(keep)
-        if self.hashing and keep:
-            try:
+        try:
+            if self.hashing and keep:
                 self._hashes.append(row_hashes(texts))
-            except UnicodeEncodeError:
-                raise self._surrogate(batch, where, unit) from None
+            for column in [] if self.hashing else texts:
+                "".join(column).encode()
+        except UnicodeEncodeError:
+            raise self._surrogate(batch, where, unit) from None
         return keep, texts
 
     def _surrogate(self, batch: RowBatch, where: str, unit: str) -> CorpusError:

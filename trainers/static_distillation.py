@@ -74,6 +74,8 @@ def token_vectors(encoder: TextEncoder, tokens: list[int], parts: Path, progress
     settings = parts / "settings.json"
     if settings.exists() and json.loads(settings.read_text(encoding="utf-8")) != made:
         raise ValueError(f"{parts} holds the vectors of another encoder: delete it to start again")
+    if not settings.exists():
+        shutil.rmtree(parts, ignore_errors=True)  # blocks without settings are of any encoder
     parts.mkdir(parents=True, exist_ok=True)
     write_json(settings, made)
     found = []
@@ -150,7 +152,9 @@ def distill_static(
     record = {**asdict(settings), "teacher": encoder.describe(), "tokens": len(tokens), "dimensions": rows_TK.shape[1]}
     with whole_files(folder, FILES, last="modules.json") as draft:
         _write_static(draft, tokenizer, table_VK, record)
-    shutil.rmtree(parts)
+    done = parts.with_name(f"{parts.name}.done")  # a kill must not leave some of the parts under their name
+    shutil.rmtree(done, ignore_errors=True)
+    shutil.rmtree(parts.rename(done))
     return record
 
 

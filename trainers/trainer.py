@@ -127,9 +127,11 @@ class CSETrainer(HubTrainer):
             augmentation=make_augmentation(args.augmentation, args.augmentation_rate, args.augmentation_span),
             mask_contrastive_input=args.mask_contrastive_input,
             second_template=model.config.second_prompt_template,
+            place=corpus.source.place,
         )
         for template in collator.templates:
             corpus.check_tokens(tokenizer, template)
+        self.teachers.check_tokens()
         limit = length_limit(model.backbone, tokenizer)
         check_length(collator.max_length, args.max_seq_length, limit, "the encoder's limit")
         check_memory(model, args, corpus, tokenizer)

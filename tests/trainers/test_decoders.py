@@ -85,7 +85,7 @@ def test_a_text_without_tokens_is_named_with_its_row(small: Any, decoder: Path, 
         words = ["encode", texts, "--model", decoder, "--pooling", "last", "-o", tmp_path / "out.npy", "--no_progress"]
         told = f"{texts}, row 3: a text without tokens cannot be encoded, got ''"
     elif way != "train":
-        told = "row 8 of the corpus, from 0: the tokenizer makes no token of '\\u200b'"
+        told = f"{texts}, line 10: the tokenizer makes no token of '\\u200b': leave the row out"
     found = CliRunner().invoke(main, [str(word) for word in words])
     assert found.exit_code == 2, found.output
     assert told in " ".join(found.stderr.split())

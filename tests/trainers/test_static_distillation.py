@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -145,3 +146,29 @@ def test_a_static_encoder_is_no_teacher_of_one(static: Path, tmp_path: Path) -> 
     assert found.exit_code == 2
     assert "the teacher must be an encoder that csekit runs itself" in found.output
     assert json.loads((static / "distillation.json").read_text())["teacher"]["pooling"] == "mean"
+
+
+def test_a_call_that_was_killed_while_it_deleted_its_parts_leaves_none_to_another_teacher(
+    tiny_folder: Path, small_backbone: Path, tmp_path: Path, static: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings were deleted first, and the next teacher took the blocks that were left."""
+    output = tmp_path / "again"
+    rmtree = shutil.rmtree
+
+    def killed(path: Path, **options: Any) -> None:
+        if ".parts" in Path(path).name and (Path(path) / "settings.json").exists():
+            (Path(path) / "settings.json").unlink()
+            raise KeyboardInterrupt
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    assert run(small_backbone, "--pooling", "mean", "--dims", 8, "--output", output).exit_code != 0
+    monkeypatch.undo()
+    words = (tiny_folder, "--pooling", "mean", "--dims", 8, "--output")
+    assert run(*words, output).exit_code == 0
+    assert (output / "model.safetensors").read_bytes() == (static / "model.safetensors").read_bytes()
+    parts = tmp_path / "third.parts"  # as an earlier version could leave them
+    parts.mkdir()
+    np.save(parts / "000000000.npy", np.ones((22, 16), dtype=np.float32))
+    assert run(*words, tmp_path / "third").exit_code == 0
+    assert (tmp_path / "third" / "model.safetensors").read_bytes() == (static / "model.safetensors").read_bytes()

@@ -3,7 +3,7 @@
 Shape suffixes: B sentences, C columns, V views, L tokens, M masked positions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -56,6 +56,7 @@ class CSECollator:
         teachers: vectors of the corpus's rows, (rows, D) or (rows, C, D) each, by the items' ``index``. The batch gets
             those of its rows as ``teacher_0``, ``teacher_1``, …, (B, D) float32, and those of further columns as
             ``teacher_0_1``, ``teacher_0_2``, …
+        place: returns file and line of a row's texts, for messages.
 
     Raises:
         ValueError: the tokenizer has no padding token, or no mask token that a spec or the augmentation needs;
@@ -75,6 +76,7 @@ class CSECollator:
         mask_contrastive_input: bool = False,
         teachers: Sequence[np.ndarray] = (),
         second_template: str | None = None,
+        place: Callable[[Sequence[str]], str] | None = None,
     ) -> None:
         if tokenizer.pad_token_id is None:
             raise ValueError("the tokenizer has no padding token: set tokenizer.pad_token first")
@@ -94,7 +96,7 @@ class CSECollator:
         for name, spec in self.batch_specs.items():
             check_spec(f"batch_specs[{name!r}]", spec, self.vocabulary)
         self.teachers = list(teachers)
-        self.mask_contrastive_input = mask_contrastive_input
+        self.mask_contrastive_input, self.place = mask_contrastive_input, place
         if mask_contrastive_input and "mlm" not in self.batch_specs:
             names = ", ".join(map(repr, self.batch_specs)) or "none"
             raise ValueError(
@@ -139,10 +141,7 @@ class CSECollator:
             columns.insert(1, columns[0])
             C += 1
         tokens = self._tokenize(columns, C)
-        if [] in tokens.input_ids:
-            place = tokens.input_ids.index([])
-            row, text = rows[place % B]["index"], columns[place // B][place % B]
-            raise ValueError(f"row {row} of the corpus, from 0: the tokenizer makes no token of {text!r:.100}")
+        self._check_tokens(tokens, [text for column in columns for text in column], rows)
         padded = pad(self.tokenizer, tokens.input_ids[: C * B], self.pad_to_multiple_of)
         index_B = np.fromiter((row["index"] for row in rows), dtype=np.int64, count=B)
         batch: dict[str, Any] = {
@@ -198,14 +197,10 @@ class CSECollator:
         if C != 1:
             raise ValueError(f"rows must hold one text for augmentation {self.augmentation.kind!r}, got {C}")
         texts = [row["texts"][0] for row in rows]
-        return self.augmentation(
-            texts,
-            seed=self.seed,
-            epoch=[row["epoch"] for row in rows],
-            index=[row["index"] for row in rows],
-            words=fitting_words(self.tokenizer, texts, self.lengths[0], self.templates[0]),
-            mask_token=self.tokenizer.mask_token,
-        )
+        words = fitting_words(self.tokenizer, texts, self.lengths[0], self.templates[0])
+        draws = {key: [row[key] for row in rows] for key in ("epoch", "index")}
+        token = self.tokenizer.mask_token
+        return self.augmentation(texts, seed=self.seed, **draws, words=words, mask_token=token)
 
     def _further_positives(self, spec: PositivesSpec, rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """Make the further positives of the first texts, kind by kind."""
@@ -224,9 +219,18 @@ class CSECollator:
                 token = self.tokenizer.mask_token
                 found += change(texts, seed=self.seed, **draws, words=words, number=number, mask_token=token)
         tokens = tokenize(self.tokenizer, found, self.lengths[0], self.templates[0])
+        self._check_tokens(tokens, found, rows)
         ids, _, lengths = self._rows(tokens, range(len(found)))
         mask = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
         return {"input_ids": ids, "attention_mask": mask}
+
+    def _check_tokens(self, tokens: TokenizedTexts, texts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ValueError for a text without tokens. The texts of all rows follow one another, column by column."""
+        if [] in tokens.input_ids:
+            place = tokens.input_ids.index([])
+            row = rows[place % len(rows)]
+            where = self.place(row["texts"]) if self.place else f"row {row['index']} of the corpus, from 0"
+            raise ValueError(f"{where}: the tokenizer makes no token of {texts[place]!r:.100}: leave the row out")
 
     def _tokenize(self, columns: Sequence[list[str]], C: int) -> TokenizedTexts:
         """Tokenise the columns, the C contrastive ones first; the texts of a column lie together."""

@@ -172,7 +172,7 @@ def write_back_translations(
         among the pairs unless they are dropped).
 
     Raises:
-        ValueError: a target with another ending, parts of other texts or settings, no text.
+        ValueError: a target with another ending, parts of other texts or settings, no text, or no pair is left.
         FileExistsError: the target exists.
     """
     if target.suffix not in SUFFIXES:
@@ -188,6 +188,12 @@ def write_back_translations(
     made = _settle(parts, texts, settings)
     _translate_blocks(parts, texts, settings)
     counts = _write_pairs(parts / target.name, parts, texts, settings.block_size, ratios, drop_identical)
+    if not counts["pairs"]:
+        reasons = ", ".join(f"{name} {counts[name]:,}" for name in ("too_long", "empty", "ratio", "identical"))
+        raise ValueError(
+            f"{target}: no pair of {len(texts):,} sentences is left ({reasons}): change the filters; the translations "
+            f"stay in {parts}"
+        )
     os.replace(parts / target.name, target)
     made |= {"ratios": list(ratios), "drop_identical": drop_identical, "counts": counts}
     write_json(target.with_name(f"{target.name}.json"), made)

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 STORE_VERSION = 2  # format of the files in the cache
 HEAD = 10_000  # rows of a stream that are checked at the start
+#: The texts of a row, by their column.
+ROLES = ("sentence", "positive", "hard negative")
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,19 @@ class Corpus:
         identity = {"name": self.name, "columns": list(self.columns), "streaming": self.streaming}
         return {**identity, "checksum": self.checksum, "fingerprint": self.fingerprint, **asdict(self.report)}
 
+    def told_columns(self, further: int = 0) -> str:
+        """Return which column training takes for what, for a log; an empty text for a single column.
+
+        Arguments:
+            further: columns behind the contrastive ones, which objectives read.
+        """
+        if len(self.columns) == 1:
+            return ""
+        contrastive = max(1, len(self.columns) - further)
+        roles = [*ROLES[:contrastive], *["text of the objectives"] * (len(self.columns) - contrastive)]
+        parts = [f"{name!r} is the {role}" for name, role in zip(self.columns, roles, strict=True)]
+        return f"column {', '.join(parts)} (--columns names others)"
+
     def sample(self, size: int) -> list[list[str]]:
         """Return ``size`` rows of texts: evenly spaced, or the first rows of a stream."""
         if isinstance(self.dataset, StreamingSentenceDataset):
@@ -127,9 +142,19 @@ class Corpus:
         places = np.unique(np.linspace(0, len(self.dataset) - 1, min(size, len(self.dataset))).astype(int))
         return [row["texts"] for row in self.dataset.__getitems__(places.tolist())]
 
-    def check_tokens(self, tokenizer: PreTrainedTokenizerBase, prompt_template: str | None = None) -> None:
+    def check_tokens(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt_template: str | None = None,
+        columns: int | None = None,
+        whose: str = "the tokenizer",
+    ) -> None:
         """Check that every text has a token. Only a tokenizer without special tokens can make none of a text that is
         not blank, so for others nothing is read. The rows of a stream are checked batch by batch in training.
+
+        Arguments:
+            columns: check the first columns, this many; None: all.
+            whose: names the tokenizer in the message.
 
         Raises:
             CorpusError: a text has no tokens; the message names file and line.
@@ -139,13 +164,13 @@ class Corpus:
             return
         for start in range(0, len(self.dataset), HEAD):
             rows = self.dataset.__getitems__(range(start, min(start + HEAD, len(self.dataset))))
-            for column, name in enumerate(self.columns):
+            for column, name in enumerate(self.columns[:columns]):
                 ids = tokenize(tokenizer, [row["texts"][column] for row in rows], 1).input_ids
                 if [] in ids:
                     texts = rows[ids.index([])]["texts"]
                     raise CorpusError(
-                        f"{self.source.place(texts)}: column {name!r} holds {texts[column]!r:.100}, of which the "
-                        "tokenizer makes no token: leave the row out"
+                        f"{self.source.place(texts)}: column {name!r} holds {texts[column]!r:.100}, of which {whose} "
+                        "makes no token: leave the row out"
                     )
 
     def tokenizer_report(

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 from csekit.encoding.encoder import TextEncoder, first_not_finite, weights_digest
 from csekit.encoding.load import load_encoder
 from csekit.encoding.provenance import checksum
+from csekit.encoding.sentence_transformer import SentenceTransformerEncoder
 from csekit.encoding.stores import open_sink, read_record, write_record
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.cross_encoders import CrossEncoder
@@ -53,6 +54,13 @@ class Teachers:
         for name, found in zip(names, self.found, strict=True):
             if margins and isinstance(found, np.ndarray) and found.shape[1:] != (1,):
                 raise ValueError(f"{name}: must hold one margin for each row, (rows, 1), got {found.shape}")
+
+    def check_tokens(self) -> None:
+        """Raise CorpusError for a text of which a teacher's tokenizer makes no token."""
+        for name, found in zip(self.names, self.found, strict=True):
+            if isinstance(found, TextEncoder) and not isinstance(found, SentenceTransformerEncoder):
+                whose = f"the tokenizer of the teacher {name}"
+                self.corpus.check_tokens(found.tokenizer, found.prompt_template, self.columns, whose)
 
     @cached_property
     def checksums(self) -> dict[str, str]:

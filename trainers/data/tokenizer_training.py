@@ -19,7 +19,7 @@ def train_tokenizer(
     sentences: Sequence[str],
     vocab_size: int,
     min_frequency: int = 1,
-    limit_alphabet: int = 1000,
+    limit_alphabet: int | None = None,
     model_max_length: int = 512,
 ) -> PreTrainedTokenizerFast:
     """Train a lower-casing WordPiece tokenizer as BERT uses it: ``[CLS] … [SEP]``, pieces inside a word marked ``##``.
@@ -31,6 +31,7 @@ def train_tokenizer(
         vocab_size: upper limit of the vocabulary, special tokens (ids 0 to 4) included; a small corpus gives fewer.
         min_frequency: a pair of pieces is merged only if it occurs this often.
         limit_alphabet: number of characters, the most frequent ones, that get pieces; a word with another is [UNK].
+            None: 1,000, or half of the vocabulary if that is more, as Chinese and Japanese need.
         model_max_length: length limit of ``truncation=True``, in tokens.
 
     Raises:
@@ -39,6 +40,8 @@ def train_tokenizer(
     if not sentences:
         raise ValueError("sentences must hold at least one sentence, got none")
     special = list(SPECIAL_TOKENS.values())
+    if limit_alphabet is None:
+        limit_alphabet = max(1000, (vocab_size - len(special)) // 2)  # a character has up to two pieces
     tokenizer = _wordpiece({token: index for index, token in enumerate(special)})
     # The trainer numbers single characters in the order of a randomly seeded hash table, and breaks ties between
     # merges by these numbers. As special tokens they get fixed numbers.

@@ -5,6 +5,7 @@
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -49,12 +50,21 @@ def tell_error(error: object) -> None:
     is printed by its own process half a minute later.
     """
     logger.debug("the traceback:", exc_info=True)
+    told = " ".join(_without_traceback(str(error)).split())
     rank = os.environ.get("LOCAL_RANK", "0")
     name = program()
     if rank != "0":
         time.sleep(_WAIT)
         name = f"{name}: process {rank}"
-    tqdm.write(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    tqdm.write(f"{name}: error: {told}", file=sys.stderr)
+
+
+def _without_traceback(message: str) -> str:
+    """Return a worker's error without the traceback that the data loader puts before it."""
+    if not re.match(r"Caught \w+ in DataLoader worker", message):
+        return message
+    ends = [match.end() for match in re.finditer(r"^[\w.]+: ", message, re.MULTILINE)]
+    return message[ends[-1] :] if ends else message
 
 
 def use_all_cores() -> None:

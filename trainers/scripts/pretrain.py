@@ -33,6 +33,7 @@ from csekit.trainers.scripts.pretraining_runs import (
     make_tokenizer,
     next_command,
     parse_pretrain_arguments,
+    tell_texts,
     write_pretraining,
 )
 from csekit.trainers.scripts.runs import one_line_errors, run_folder
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_networks(run)
             corpus, texts, unseen = load_texts(run)
             tokenizer = make_tokenizer(run, texts)
+            tell_texts(corpus, tokenizer, args)
             blocks = pack(texts, tokenizer, args.block_length, args.whole_word_masking)
             heldout = pack(unseen, tokenizer, args.block_length, args.whole_word_masking) if unseen else None
             print(

@@ -1,5 +1,6 @@
 """The parts of the pre-training script: arguments, texts, model, results file."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,6 +188,15 @@ def make_tokenizer(run: PretrainRunArguments, texts: Sequence[str]) -> PreTraine
         if run.model_name_or_path is not None:
             check_files(name)
         return load_tokenizer(name, None, None)
+
+
+def tell_texts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, args: PretrainingArguments) -> None:
+    """Print the columns of a corpus of several; warn, on the main process, of a tokenizer that does not fit it."""
+    if len(corpus.columns) > 1:
+        print(f"{corpus.name}: columns {', '.join(map(repr, corpus.columns))} are texts (--columns names others)")
+    fit = corpus.tokenizer_report(tokenizer, args.block_length)
+    if fit.warning and args.process_index == 0:
+        print(f"warning: {fit.warning}", file=sys.stderr)
 
 
 def make_model(run: PretrainRunArguments, tokenizer: PreTrainedTokenizerBase, blocks: Blocks) -> EncoderForPreTraining:

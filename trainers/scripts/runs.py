@@ -21,6 +21,7 @@ from csekit.evaluation.sts import STSScores, evaluate_sts
 from csekit.evaluation.sts_data import STSTask, load_sts, load_stsb_dev
 from csekit.evaluation.transfer_data import TransferTask, load_transfer
 from csekit.modeling import METHODS
+from csekit.modeling.objectives import further_columns
 from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
 from csekit.trainers.base_trainer import NonFiniteLossError
 from csekit.trainers.data.corpora import Corpus, load_corpus
@@ -217,6 +218,8 @@ def make_trainer(
             name, tokenizer=tokenizer, dropout=run.dropout, layers=run.layers, **method_fields
         )
         check_backbone(name, model.backbone, tokenizer, whole=run.layers is None)
+    if told := data.corpus.told_columns(further_columns(model.batch_specs)):
+        print(f"{data.corpus.name}: {told}")
     trainer = CSETrainer(model, args, data.corpus, tokenizer, data.dev, data.transfer)
     with broken_model_told(name):
         vectors(trainer.embed, data.corpus.sample(1)[0][:1])  # a broken model shows here, not while it trains

@@ -38,7 +38,8 @@ def check(
         found = load_corpus(corpus, columns=columns, tell=False)
         with broken_model_told(model):
             report = found.tokenizer_report(tokenizer, max_seq_length, sample)
-        typer.echo(f"{found.name}: {found.report.summary()}\n")
+        typer.echo(f"{found.name}: {found.report.summary()}")
+        typer.echo(f"{found.name}: {told}\n" if (told := found.told_columns()) else "")
         rows = [
             ["tokens a text", f"{report.mean_tokens:.1f}"],
             ["characters a token", f"{report.characters_per_token:.2f}"],

@@ -247,6 +247,26 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(tmp_path: Path) -> N
         write_back_translations([*MADE], tmp_path / "a.tsv", settings)
 
 
+def test_filters_that_leave_nothing_are_an_error_and_the_translations_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The file had a header alone, the exit code was 0, and hours of translations were deleted."""
+    texts = {"a man": "a man", "the dog": "the dog"}
+    settings = finished_parts(tmp_path / "a.tsv", texts)
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    words = [str(tmp_path / "texts.txt"), str(tmp_path / "a.tsv"), "--forward", "no/such", "--backward", "no/models"]
+    words += ["--block_size", "3", "--drop_identical"]
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(sys, "argv", ["back_translate.py", *words])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SCRIPT))["main"]()
+    assert end.value.code == 2
+    told = "a.tsv: no pair of 2 sentences is left (too_long 0, empty 0, ratio 0, identical 2): change the filters"
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "a.tsv").exists()
+    assert write_back_translations([*texts], tmp_path / "a.tsv", settings)["pairs"] == 2
+
+
 # The script
 
 KILLED = """

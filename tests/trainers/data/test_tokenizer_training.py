@@ -48,3 +48,15 @@ def test_rare_characters_are_left_out() -> None:
     tokenizer = train_tokenizer([*SENTENCES, "The 猫 sees."], 80, limit_alphabet=20)
     assert "猫" not in tokenizer.get_vocab()
     assert tokenizer.convert_ids_to_tokens(tokenizer("the 猫")["input_ids"]) == ["[CLS]", "the", "[UNK]", "[SEP]"]
+
+
+def test_half_of_a_large_vocabulary_may_be_characters() -> None:
+    """At most 1,000 characters had pieces, whatever the size: Chinese and Japanese became [UNK]."""
+    characters = [chr(0x4E00 + i) for i in range(3000)]
+    texts = ["".join(characters[i : i + 20]) for i in range(0, 3000, 10)]
+    tokenizer = train_tokenizer(texts, 8000)
+    assert set(characters) <= set(tokenizer.get_vocab())
+    assert tokenizer.unk_token_id not in tokenizer(texts[-1])["input_ids"]
+    hangul = [chr(0xAC00 + i) for i in range(2500)]  # each of them begins words and continues others
+    words = [f"{first}{second}" for first, second in zip(hangul, [*hangul[1:], hangul[0]], strict=True)]
+    assert len(train_tokenizer(words, 4000)) == 4000
