@@ -60,9 +60,14 @@ def add_lora(backbone: PreTrainedModel, settings: dict[str, Any]) -> None:
     """
     peft, own = _peft(), _plain_names(backbone)
     try:
-        peft.inject_adapter_in_model(peft.LoraConfig(**settings), backbone, adapter_name=ADAPTER)
+        config = peft.LoraConfig(**settings)
+        peft.inject_adapter_in_model(config, backbone, adapter_name=ADAPTER)
     except (TypeError, ValueError) as error:
         raise ValueError(f"lora: {' '.join(str(error).split())[:300]}") from error
+    if config.bias != "none":
+        raise ValueError(f"lora: bias must be 'none', since nothing but the adapters is trained, got {config.bias!r}")
+    if not config.lora_alpha:
+        raise ValueError("lora: lora_alpha must not be 0, which keeps the adapters from the encoder")
     adapted: list[Any] = [module for module in backbone.modules() if hasattr(module, "get_delta_weight")]
     added = not any(layer.lora_variant or any(layer.lora_bias.values()) for layer in adapted)
     if not added or _plain_names(backbone) != own:

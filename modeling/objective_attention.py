@@ -45,6 +45,8 @@ class AttentionInformationConfig(ObjectiveConfig):
         super().__post_init__()
         check_number("attention_groups", self.groups, 1)
         check_number("attention_samples", self.samples, 0)
+        if 0 < self.samples < 3:
+            raise ValueError(f"attention_samples must be 0 or at least 3, got {self.samples}")
 
 
 class AttentionInformation(Objective):

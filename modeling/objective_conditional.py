@@ -19,6 +19,7 @@ from .fast_rows import map_rows
 from .losses import corrective_loss_sum
 from .masked_lm_head import MaskedLMHead
 from .objectives import EditSpec, Encode, MaskedCopy, Objective, Views
+from .settings import check_number
 
 
 @dataclass
@@ -49,6 +50,10 @@ class CorrectiveLMConfig(ConditionedConfig, EditingConfig):
     copy_weight: float = 50.0
 
     _allowed: ClassVar[dict[str, tuple[Any, ...]]] = {"edit_operation": ("replace",)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("corrective_lm_copy_weight", self.copy_weight, 0)
 
 
 class ConditionalMaskedLM(Objective):

@@ -147,6 +147,7 @@ def test_equal_attention_has_a_finite_value_and_no_gradient_and_few_positions_no
         ({"attention_groups": 3}, "attention_groups must divide the number of layers, 2, got 3"),
         ({"attention_groups": 0}, "attention_groups must be a number of at least 1, got 0"),
         ({"attention_samples": -1}, "attention_samples must be a number of at least 0, got -1"),
+        ({"attention_samples": 2}, "attention_samples must be 0 or at least 3, got 2"),
     ],
 )
 def test_values_that_are_not_allowed(checkpoint, fields, words):

@@ -253,6 +253,8 @@ def test_a_tied_decoder_has_the_weights_with_their_adapters_and_trains_them(chec
             {"lora": {"r": 3, "target_modules": ["q_proj"], "lora_bias": True}},
             "lora must make adapters that are added",
         ),
+        ({"lora": {"r": 3, "bias": "lora_only"}}, "lora: bias must be 'none'.* got 'lora_only'"),
+        ({"lora": {"r": 3, "lora_alpha": 0}}, "lora: lora_alpha must not be 0"),
         ({"lora": {"r": 3, "modules_to_save": ["norm"]}}, "lora must make adapters that are added to weights"),
         ({"lora": {"r": 3, "trainable_token_indices": [4]}}, "lora must make adapters that are added to weights"),
         ({"bidirectional": "yes"}, "bidirectional must be True or False, got 'yes'"),

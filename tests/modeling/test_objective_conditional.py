@@ -106,6 +106,8 @@ def test_families(family, checkpoint, batch_of, tmp_path, name):
 def test_refusals(checkpoint, encoder_config, tokenizer_of, tmp_path):
     with pytest.raises(ValueError, match="corrective_lm_edit_operation must be one of 'replace', got 'insert'"):
         CSEModel.from_backbone(checkpoint("bert"), objectives=["corrective_lm"], edit_operation="insert")
+    with pytest.raises(ValueError, match="corrective_lm_copy_weight must be a number of at least 0, got -1"):
+        CSEModel.from_backbone(checkpoint("bert"), objectives=["corrective_lm"], corrective_lm_copy_weight=-1.0)
     AutoModel.from_config(encoder_config("bert")).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no masked-LM head: it lacks"):
         CSEModel.from_backbone(tmp_path, objectives=["conditional_mlm"])
