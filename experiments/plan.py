@@ -115,8 +115,8 @@ class Plan:
 
     Arguments:
         baseline: the experiment that the p-values are against.
-        margins: ``against``, a list of experiments: the difference of Avg of every other one to each of them; or a
-            base by experiment. ``paper``, the published differences by experiment, and their ``source``.
+        margins: ``against``, a list of experiments: the difference of Avg of every other one to each of them, and of
+            themselves to the first; or a base by experiment. ``paper``, the published differences by experiment, and their ``source``.
         max_minutes: a longer estimate is refused.
         makes: the tables and figures that the plan makes, in words.
         device: ``cpu`` or ``gpu``, what a trial takes: the unit of the estimates, and one GPU a trial with Ray.
@@ -209,7 +209,12 @@ class Plan:
         against = self.margins.get("against", [])
         if isinstance(against, dict):
             return list(against.items())
-        return [(name, base) for name in self.experiments if name not in against for base in against]
+        return [
+            (name, base)
+            for name in self.experiments
+            for base in against
+            if name != base and (name not in against or base == against[0])
+        ]
 
 
 class RawExperiment(Schema):
