@@ -1,4 +1,4 @@
-"""What the training commands say about a corpus: its columns, its bad rows, its tokenizer."""
+"""The training commands tell a corpus's columns, name its bad rows, and warn of a tokenizer that does not fit."""
 
 import json
 from pathlib import Path
