@@ -198,9 +198,14 @@ class CSECollator:
             raise ValueError(f"rows must hold one text for augmentation {self.augmentation.kind!r}, got {C}")
         texts = [row["texts"][0] for row in rows]
         words = fitting_words(self.tokenizer, texts, self.lengths[0], self.templates[0])
-        draws = {key: [row[key] for row in rows] for key in ("epoch", "index")}
-        token = self.tokenizer.mask_token
-        return self.augmentation(texts, seed=self.seed, **draws, words=words, mask_token=token)
+        return self.augmentation(
+            texts,
+            seed=self.seed,
+            epoch=[row["epoch"] for row in rows],
+            index=[row["index"] for row in rows],
+            words=words,
+            mask_token=self.tokenizer.mask_token,
+        )
 
     def _further_positives(self, spec: PositivesSpec, rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """Make the further positives of the first texts, kind by kind."""
