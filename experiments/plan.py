@@ -116,7 +116,8 @@ class Plan:
     Arguments:
         baseline: the experiment that the p-values are against.
         margins: ``against``, a list of experiments: the difference of Avg of every other one to each of them, and of
-            themselves to the first; or a base by experiment. ``paper``, the published differences by experiment, and their ``source``.
+            themselves to the first; or a base by experiment. ``paper``, the published differences by experiment, and
+            their ``source``.
         max_minutes: a longer estimate is refused.
         makes: the tables and figures that the plan makes, in words.
         device: ``cpu`` or ``gpu``, what a trial takes: the unit of the estimates, and one GPU a trial with Ray.
