@@ -19,7 +19,7 @@ class Method(NamedTuple):
     name: str
     adds: str
     preset: str
-    over: str = "simcse"  # the row of the field that lacks only what the method adds
+    over: str = "simcse"  # the nearest row of the field without what the method adds
     needs: str = "text"
 
 
@@ -124,7 +124,7 @@ def guide_table(results_dir: Path) -> Table:
     caption = (
         "Margin: mean ± standard deviation of the Avg of the seven STS test sets over the control, seed by seed, on "
         "minilm-wiki with the stand-in Wikipedia corpus, in short runs with one setting for all; p: one-sided paired "
-        "bootstrap over the test pairs. Control: the row that lacks only what the method adds. Step: its time "
+        "bootstrap over the test pairs. Control: the nearest row without what the method adds. Step: its time "
         f"relative to SimCSE's, on CPU. Paper: over SimCSE; {margins['source']}."
     )
     head = ["method", "what it adds", "needs", "step", "margin", "over", "p", "seeds", "paper", ""]
