@@ -9,11 +9,15 @@ ratios within a turn. The parts:
 - corpus: seconds from opening the file to the end of the first step, in a process of its own with the model loaded,
   with an empty cache and then with a filled one; and the steps after it. The file's lines are repeated and numbered.
 - batch: steps over each number of sentences.
+- cached: the same with cached gradients (`--cache_chunk_size` texts a chunk), for batches of any size.
 - length: steps over `--batch_size` texts of each length in tokens, made of joined sentences.
 - processes: a batch of `--batch_size` in one process with all `--threads`, and shared by several processes (gloo, DDP,
   joined keys) with the same number of threads in total.
 
-On a GPU the last part is left out, since gloo joins CPUs. The defaults take a few minutes with a small encoder on two
+Each part but the last gets the exponent of its growth: the slope of the least-squares line through the logarithms of
+size and time. A step that takes time in proportion has 1.
+
+On a GPU the last part is left out, since gloo joins CPUs. The defaults take ten minutes with a small encoder on two
 cores. `python -m experiments.tables` makes the table `benchmarks/scaling-NAME` of the file
 `experiments/results/benchmarks/scaling-NAME.json`.
 """
@@ -32,6 +36,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from corpus import in_own_process, write_corpus
@@ -152,14 +157,47 @@ def corpus_rows(args: argparse.Namespace, setting: Setting) -> list[dict[str, An
                 found |= in_own_process(start, stage, setting, path, args.batch_size)
         ratio = found["seconds"] / rows[0]["seconds"] if rows else 1.0
         title = f"corpus of {lines:,} lines"
-        rows.append({"part": "corpus", "title": title, **found, "ratio": ratio, "sentences": args.batch_size})
+        row = {"part": "corpus", "title": title, **found, "ratio": ratio, "sentences": args.batch_size}
+        rows.append({**row, "size": lines})
     return rows
 
 
 def batch_rows(args: argparse.Namespace, setting: Setting) -> list[dict[str, Any]]:
-    side, rounds = timed(csekit_step(setting, "simcse", {}), setting), args.warmup + args.repetitions
-    sizes = {size: read_batches(str(args.train_file), size, rounds)[1] for size in args.batch_sizes}
-    return in_turn({f"batch of {size}": (side, batches) for size, batches in sizes.items()}, "batch", args.warmup)
+    return steps_of_sizes(args, setting, "batch", args.batch_sizes, 0)
+
+
+def cached_rows(args: argparse.Namespace, setting: Setting) -> list[dict[str, Any]]:
+    return steps_of_sizes(args, setting, "cached", args.cached_batch_sizes, args.cache_chunk_size)
+
+
+def steps_of_sizes(
+    args: argparse.Namespace, setting: Setting, part: str, sizes: Sequence[int], chunk: int
+) -> list[dict[str, Any]]:
+    step, rounds = csekit_step(setting, "simcse", {}, cache_chunk_size=chunk), args.warmup + args.repetitions
+    side, end = timed(step, setting), f" in chunks of {chunk} texts" if chunk else ""
+    batches = {f"batch of {size}{end}": (side, read_batches(str(args.train_file), size, rounds)[1]) for size in sizes}
+    return with_sizes(in_turn(batches, part, args.warmup), sizes)
+
+
+def with_sizes(rows: list[dict[str, Any]], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    return [{**row, "size": size} for row, size in zip(rows, sizes, strict=True)]
+
+
+def exponent(rows: Sequence[Mapping[str, Any]], field: str = "seconds") -> float:
+    """Return the slope of the least-squares line through the logarithms of ``size`` and of a field."""
+    sizes, values = (np.log([row[name] for row in rows]) for name in ("size", field))
+    return float(np.polyfit(sizes, values, 1)[0])
+
+
+def exponents(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the exponent of the step of each part that has sizes, and of the first and later start of the corpus."""
+    found = {}
+    for part in dict.fromkeys(row["part"] for row in rows):
+        of_part = [row for row in rows if row["part"] == part]
+        for field in ("seconds", "first_start", "later_start"):
+            if len({row.get("size") for row in of_part}) > 1 and field in of_part[0]:
+                found[part if field == "seconds" else f"{part}, {field}"] = exponent(of_part, field)
+    return found
 
 
 def length_rows(args: argparse.Namespace, setting: Setting) -> list[dict[str, Any]]:
@@ -170,7 +208,7 @@ def length_rows(args: argparse.Namespace, setting: Setting) -> list[dict[str, An
         side = timed(csekit_step(replace(setting, max_seq_length=length), "simcse", {}), setting)
         batches = long_batches(texts, length, args.batch_size, args.warmup + args.repetitions)
         sides[f"{length} tokens a text"] = (side, batches)
-    return in_turn(sides, "length", args.warmup)
+    return with_sizes(in_turn(sides, "length", args.warmup), args.lengths)
 
 
 def long_batches(texts: Sequence[str], words: int, size: int, count: int) -> list[list[dict[str, Any]]]:
@@ -204,7 +242,13 @@ def process_rows(args: argparse.Namespace, setting: Setting) -> list[dict[str, A
     return rows
 
 
-PARTS = {"corpus": corpus_rows, "batch": batch_rows, "length": length_rows, "processes": process_rows}
+PARTS = {
+    "corpus": corpus_rows,
+    "batch": batch_rows,
+    "cached": cached_rows,
+    "length": length_rows,
+    "processes": process_rows,
+}
 
 
 def read_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -218,19 +262,30 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--parts", nargs="+", choices=list(PARTS), help="parts to measure; default: all, on a GPU without processes"
     )
     parser.add_argument(
-        "--lines", nargs="+", type=int, default=[10_000, 100_000, 1_000_000], help="sizes of the corpus"
+        "--lines", nargs="+", type=int, default=[10_000, 100_000, 1_000_000, 10_000_000], help="sizes of the corpus"
     )
     parser.add_argument("--batch_sizes", nargs="+", type=int, default=[32, 64, 128, 256], help="sentences a step")
-    parser.add_argument("--lengths", nargs="+", type=int, default=[16, 32, 64, 128], help="tokens a text")
+    parser.add_argument(
+        "--cached_batch_sizes", nargs="+", type=int, default=[64, 256, 1024], help="sentences a step, in chunks"
+    )
+    parser.add_argument("--cache_chunk_size", type=int, default=64, help="texts a chunk")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[16, 32, 64, 128, 256, 512], help="tokens a text")
     parser.add_argument("--processes", type=int, default=2, help="processes that share a batch")
     args = parse_setting(parser, argv, repetitions=5, warmup=1)
     possible = [part for part in PARTS if args.device == "cpu" or part != "processes"]
     args.parts = args.parts or possible
     if not set(args.parts) <= set(possible):
         parser.error(f"--parts must be among {', '.join(possible)} with --device {args.device}, got processes")
-    for name, least in (("lines", args.batch_size * (1 + STEPS_AFTER)), ("batch_sizes", 2), ("lengths", 3)):
+    for name, least in (
+        ("lines", args.batch_size * (1 + STEPS_AFTER)),
+        ("batch_sizes", 2),
+        ("cached_batch_sizes", 2),
+        ("lengths", 3),
+    ):
         if min(getattr(args, name)) < least:
             parser.error(f"--{name} must be at least {least}, got {min(getattr(args, name))}")
+    if args.cache_chunk_size < 1:
+        parser.error(f"--cache_chunk_size must be at least 1, got {args.cache_chunk_size}")
     if args.processes < 2 or args.batch_size % args.processes or args.batch_size < 2 * args.processes:
         parser.error(f"--processes must be at least 2 and share --batch_size, {args.batch_size}, got {args.processes}")
     return args
@@ -255,7 +310,8 @@ def main(argv: list[str] | None = None) -> None:
     run = {"benchmark": "scaling", **asdict(setting), "backbone": Path(setting.backbone).name}
     run |= {"corpus": args.train_file.name, "cores": os.cpu_count()}
     run |= {name: getattr(args, name) for name in ("batch_size", "repetitions", "warmup")}
-    write_results(args.output, {"run": run, "rows": rows, "environment": environment()}, overwrite=True)
+    found = {"run": run, "rows": rows, "exponents": exponents(rows), "environment": environment()}
+    write_results(args.output, found, overwrite=True)
 
 
 if __name__ == "__main__":

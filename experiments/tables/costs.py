@@ -339,6 +339,12 @@ def scaling_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list
             " Start: from nothing read to the end of the first step, with an empty cache and with a filled one; the "
             "corpus's steps are the three after it, not in turn."
         )
+    if found := results.get("exponents"):
+        names = {"corpus": "lines of the corpus", "corpus, first_start": "first start by lines"}
+        names |= {"corpus, later_start": "later start by lines", "batch": "batch", "cached": "batch in chunks"}
+        names |= {"length": "length"}
+        listed = ", ".join(f"{name} {found[key]:.2f}" for key, name in names.items() if key in found)
+        caption += f" Exponents of the growth, fitted to the logarithms of size and time: {listed}."
     return caption, head, body
 
 

@@ -14,7 +14,7 @@ from experiments.tables.render import update
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [f"the {animal} {verb} in the house" for animal in ("dog", "cat") for verb in ("runs", "sings", "plays")]
-PARTS = ["corpus", "batch", "length"]
+PARTS = ["corpus", "batch", "cached", "length"]
 
 
 @pytest.fixture
@@ -23,6 +23,7 @@ def argv(masked_lm: Path, tmp_path: Path) -> list[str]:
     path.write_text("\n".join(TEXTS) + "\n")
     argv = ["--model_name_or_path", str(masked_lm), "--train_file", str(path), "--batch_size", "4", "--threads", "1"]
     argv += ["--output", str(tmp_path / "benchmarks" / "scaling-tiny.json"), "--repetitions", "2"]
+    argv += ["--cached_batch_sizes", "4", "6", "--cache_chunk_size", "4"]
     return [*argv, "--lines", "16", "40", "--batch_sizes", "2", "4", "--lengths", "6", "12"]
 
 
@@ -46,21 +47,31 @@ def test_parts_and_table(
     monkeypatch.setattr(scaling, "csekit_step", remember)
     monkeypatch.setattr(scaling, "in_own_process", lambda function, *arguments: function(*arguments))
     scaling.main([*argv, "--parts", *PARTS])
-    found = read_results(tmp_path / "benchmarks" / "scaling-tiny.json")["rows"]
+    written = read_results(tmp_path / "benchmarks" / "scaling-tiny.json")
+    found = written["rows"]
     titles = ["corpus of 16 lines", "corpus of 40 lines", "batch of 2", "batch of 4"]
+    titles += ["batch of 4 in chunks of 4 texts", "batch of 6 in chunks of 4 texts"]
     assert [row["title"] for row in found] == [*titles, "6 tokens a text", "12 tokens a text"]
-    assert [row["sentences"] for row in found] == [4, 4, 2, 4, 4, 4]
-    assert all(row["seconds"] > 0 for row in found) and [found[i]["ratio"] for i in (0, 2, 4)] == [1, 1, 1]
+    assert [row["sentences"] for row in found] == [4, 4, 2, 4, 4, 6, 4, 4]
+    assert all(row["seconds"] > 0 for row in found) and [found[i]["ratio"] for i in (0, 2, 4, 6)] == [1, 1, 1, 1]
     assert all(min(row["first_start"], row["later_start"]) > 0 for row in found[:2])
+    assert set(written["exponents"]) == {*PARTS, "corpus, first_start", "corpus, later_start"}
     indices = [[row["index"] for row in rows] for _, rows in seen[:16]]
     assert indices[:4] == indices[4:8] and max(map(max, indices[8:])) > 15  # shuffled, of the whole corpus
     assert [len(rows) for _, rows in seen[16:22]] == [2, 4] * 3
-    assert [length for length, _ in seen[22:]] == [6, 12] * 3
-    assert all(length <= len(row["texts"][0].split()) < length + 6 for length, rows in seen[22:] for row in rows)
+    assert [len(rows) for _, rows in seen[22:28]] == [4, 6] * 3
+    assert [length for length, _ in seen[28:]] == [6, 12] * 3
+    assert all(length <= len(row["texts"][0].split()) < length + 6 for length, rows in seen[28:] for row in rows)
     table = update("<!-- table:benchmarks/scaling-tiny -->\n<!-- end table -->\n", tmp_path)
     assert "| batch of 4 |" in table
     assert "first start, s" in table
-    assert "median of 2 steps" in table
+    assert "median of 2 steps" in table and "size and time: lines of the corpus " in table
+
+
+def test_the_exponent_is_that_of_the_power(scaling: ModuleType) -> None:
+    rows = [{"part": "length", "size": n, "seconds": 0.2 * n**1.5, "first_start": 3.0 * n} for n in (16, 32, 512)]
+    found = scaling.exponents([*rows, {"part": "processes", "seconds": 1.0}])
+    assert found == pytest.approx({"length": 1.5, "length, first_start": 1.0})
 
 
 def test_a_side_that_slows_down_takes_the_others_along(scaling: ModuleType) -> None:
@@ -104,4 +115,4 @@ def test_processes_share_no_gpu(scaling: ModuleType, argv: list[str], capsys: py
     assert scaling.read_arguments([*argv, "--device", "cpu"]).parts == [*PARTS, "processes"]
     with pytest.raises(SystemExit):
         scaling.read_arguments([*argv, "--device", "cuda", "--parts", "processes"])
-    assert "--parts must be among corpus, batch, length with --device cuda, got processes" in capsys.readouterr().err
+    assert "--parts must be among corpus, batch, cached, length with --device cuda, got processes" in capsys.readouterr().err
