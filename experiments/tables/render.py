@@ -17,9 +17,9 @@ the backbone's ``parameters`` if measured; ``speed``: see ``experiments.tables.r
 ``frontdoor/beside``, ``frontdoor/methods``, ``frontdoor/field`` and ``frontdoor/averages`` for the front pages (see
 ``experiments.tables.frontdoor``), ``guide`` (see ``experiments.tables.guide``), ``audit/gradients`` (see
 ``experiments.tables.audit``), ``backbone/starts`` (see ``experiments.tables.backbone``), ``evaluation/retrieval``,
-``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, ``domains/NAME`` (see
-``experiments.run_domain``), or ``evaluation/TABLE`` for those that ``csekit eval`` wrote (see
-``experiments.tables.scores``). An ablation table stands in the plan's ``tables``::
+``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, ``uses`` (see
+``experiments.score_uses``), ``domains/NAME`` (see ``experiments.run_domain``), or ``evaluation/TABLE`` for those that
+``csekit eval`` wrote (see ``experiments.tables.scores``). An ablation table stands in the plan's ``tables``::
 
     lambda:
       title: Weight of the reconstruction term
@@ -86,6 +86,7 @@ from experiments.tables.safety import safety_table, torture_table
 from experiments.tables.scores import evaluation_table
 from experiments.tables.selection import dev_precision_table, half_states_table, selection_table
 from experiments.tables.students import dimensions_table, students_table
+from experiments.tables.uses import uses_table
 
 _BLOCK = re.compile(
     r"(?P<head><!-- table:(?P<name>[^\s>]+) -->\n)(?P<body>.*?)(?P<tail><!-- end table -->)", re.DOTALL
@@ -131,6 +132,7 @@ _FOLDERS = {
     "evaluation/retrieval": retrieval_table,
     "evaluation/geometry": geometry_table,
     "evaluation/clustering": clustering_table,
+    "uses": uses_table,
 }
 _WORDS = {**FRONTDOOR_TABLES, "guide": (guide_table, True)}
 

@@ -1,0 +1,72 @@
+"""Scores by length are those of the naive formula, and the table is made of the files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from csekit.evaluation.pairs import Pairs
+from csekit.evaluation.sts_data import STSTask
+from experiments.score_uses import by_length, main
+from experiments.tables.render import update
+
+
+def test_thirds_are_those_of_the_naive_formula() -> None:
+    rng = np.random.default_rng(0)
+    tasks, similarities, expected = [], {}, []
+    for name in ("a", "b"):
+        lengths = rng.permutation(np.arange(2, 62)).reshape(30, 2)
+        texts = [["w " * n for n in side] for side in lengths.T]
+        gold, cosines = rng.normal(size=30), rng.normal(size=30)
+        halves = [slice(0, 12), slice(12, 30)]
+        subsets = [Pairs("s", tuple(texts[0][h]), tuple(texts[1][h]), gold[h]) for h in halves]
+        tasks.append(STSTask(name, tuple(subsets)))
+        similarities[name] = (cosines, gold)
+        longest = sorted(range(30), key=lambda i: lengths[i].sum())[20:]
+        unequal = sorted(range(30), key=lambda i: abs(lengths[i, 0] - lengths[i, 1]))[20:]
+        expected.append([100 * spearmanr(cosines[part], gold[part]).statistic for part in (longest, unequal)])
+    found = by_length(tasks, similarities)
+    assert [len(row) for row in found.values()] == [3, 3]
+    assert [found["length"][-1], found["difference"][-1]] == pytest.approx(np.mean(expected, axis=0).tolist())
+
+
+def record(avg: float, seed: int | None) -> dict[str, Any]:
+    run = None if seed is None else {"seed": seed}
+    scores = {
+        "sts": {"avg": avg},
+        "lengths": {"length": [70.0, 71.0, 72.5], "difference": [1.0, 2.0, 60.25]},
+        "geometry": {"alignment": 0.2, "uniformity": -2.0},
+        "transfer": {"avg": 80.5},
+        "scifact": {"metrics": {"ndcg@10": 20.25}},
+        "banking77": {"accuracy": 66.0},
+    }
+    return {"run": {"encoder": {"precision": "bf16"}, "run": run}, "scores": scores}
+
+
+def test_the_table_is_sorted_and_names_what_was_trained(tmp_path: Path) -> None:
+    files = {
+        "uses/simcse": record(72.0, 44),
+        "uses/untrained": record(69.0, None),
+        "field/summary": {"experiments": {"simcse": {"title": "SimCSE"}}},
+        "costs/field-minilm-wiki-cpu-bf16": {"methods": [{"name": "simcse", "time_ratio": 1.0}]},
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    page = update("<!-- table:uses -->\n<!-- end table -->\n", tmp_path).splitlines()
+    assert "seed 44, encoded in bf16" in page[2]
+    numbers = "70.00 | 72.50 | 60.25 | 80.50 | 20.25 | 66.00 | 0.20 | -2.00"
+    rows = [line for line in page if line.startswith(("| SimCSE", "| untrained"))]
+    assert rows == [f"| SimCSE | 72.00 | {numbers} | 1.0 × |", f"| untrained, [CLS] | 69.00 | {numbers} |  |"]
+
+
+def test_bad_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--data_dir", str(tmp_path), "--results_dir", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main(["folder", *common])
+    assert "encoders must be different NAME=PATH, got folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="error: "):
+        main(["a=folder", *common])
