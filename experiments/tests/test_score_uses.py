@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from csekit.evaluation.pairs import Pairs
+from csekit.evaluation.results import FORMAT
 from csekit.evaluation.sts_data import STSTask
 from experiments.score_uses import by_length, main
 from experiments.tables.render import update
@@ -55,7 +56,7 @@ def test_the_table_is_sorted_and_names_what_was_trained(tmp_path: Path) -> None:
     }
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        (tmp_path / f"{name}.json").write_text(json.dumps({"format": FORMAT, **content}))
     page = update("<!-- table:uses -->\n<!-- end table -->\n", tmp_path).splitlines()
     assert "seed 44, encoded in bf16" in page[2]
     numbers = "70.00 | 72.50 | 60.25 | 80.50 | 20.25 | 66.00 | 0.20 | -2.00"
