@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fast_dropout import draw_factors
+from .fast_dropout import draw_ones, scale_of
 
 
 class Rows:
@@ -30,6 +30,7 @@ class Rows:
         self.N, self.L = mask_NL.shape
         self.mask_NL, self._index_T, self.copies = mask_NL, index_T, copies
         self._found: dict[int, tuple[Tensor, Tensor]] = {}
+        self._padding: dict[int, Tensor] = {}
 
     def places(self, heads: int) -> tuple[Tensor, Tensor]:
         """Return for each place of (N, A, L) its row among those of (T, A), and the reverse; all layers share them.
@@ -52,6 +53,15 @@ class Rows:
         """(T, A, D) → (N·A, L, D), states of other tokens at padding"""
         A, D = packed.shape[1:]
         return packed.reshape(-1, D).index_select(0, self.places(A)[0]).view(-1, self.L, D)
+
+    def pad_gradient(self, packed: Tensor) -> Tensor:
+        """(T, A, D) → (N·A, L, D), zero at padding"""
+        A, D = packed.shape[1:]
+        if A not in self._padding:
+            self._padding[A] = (~self.mask_NL)[:, None].expand(-1, A, -1).flatten().nonzero().squeeze(1)
+        padded = self.pad(packed)
+        padded.view(-1, D).index_fill_(0, self._padding[A], 0)
+        return padded
 
     def pack(self, padded: Tensor, heads: int) -> Tensor:
         """(N·A, L, D) → (T, A, D)"""
@@ -123,10 +133,12 @@ class PackedAttention(torch.autograd.Function):
             scores = _times_transposed(q, k, scaling)
             scores.view(N, A, Q, L).add_(_bias(rows.mask_NL[:, None, None] if mask is None else mask, scores.dtype))
             weights = scores.softmax(-1)
-            used = weights if p == 0 else weights * draw_factors(weights.shape, p, weights.dtype)
-            output = _times(used, v)
+            used, scale = (weights, 1.0) if p == 0 else (draw_ones(weights.shape, p, weights.dtype), scale_of(p))
+            if p:
+                used.mul_(weights)
+            output = _times(used, v, scale)
         ctx.save_for_backward(q, k, v, weights, used)
-        ctx.rows, ctx.one, ctx.scaling = rows, one, scaling
+        ctx.rows, ctx.one, ctx.scaling, ctx.scale = rows, one, scaling, scale
         return output.view(N, A, D).to(given) if one else rows.pack(output, A)
 
     @staticmethod
@@ -138,12 +150,11 @@ class PackedAttention(torch.autograd.Function):
             if ctx.one:
                 d_output = gradient.reshape(-1, 1, D)
             else:
-                d_output = rows.pad(gradient)
-                d_output.view(rows.N, A, rows.L, D).mul_(rows.mask_NL[:, None, :, None].to(gradient.dtype))
-            d_value = rows.pack_gradient(_times(used.transpose(1, 2), d_output), A)
+                d_output = rows.pad_gradient(gradient)
+            d_value = rows.pack_gradient(_times(used.transpose(1, 2), d_output, ctx.scale), A)
             # with factors F of the dropout and U = W ∘ F, the softmax's gradient W ∘ (G ∘ F − Σ W ∘ G ∘ F) is
-            # U ∘ G − W Σ U ∘ G
-            d_scores = _times_transposed(d_output, v).mul_(used)
+            # U ∘ G − W Σ U ∘ G; the factors' 1 / (1 − p) is multiplied into the products
+            d_scores = _times_transposed(d_output, v, ctx.scale).mul_(used)
             d_scores.addcmul_(weights, d_scores.sum(-1, keepdim=True), value=-1)
             d_q = _times(d_scores, k, ctx.scaling)
             d_key = rows.pack_gradient(_times(d_scores.transpose(1, 2), q, ctx.scaling), A)

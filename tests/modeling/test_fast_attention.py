@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from csekit.modeling.fast_attention import PackedAttention, Rows
-from csekit.modeling.fast_dropout import draw_factors
+from csekit.modeling.fast_dropout import draw_ones, scale_of
 
 A, D, SCALING = 3, 4, 0.7
 
@@ -45,7 +45,7 @@ def test_values_and_gradients(name, p):
     own, weights = states(int(mask_NL.sum())), torch.randn(int(mask_NL.sum()), A, D, dtype=torch.float64)
     twins = [x.detach().clone().requires_grad_() for x in own]
     torch.manual_seed(3)
-    factors = draw_factors((N * A, L, L), p, torch.float64).view(N, A, L, L) if p else 1.0
+    factors = draw_ones((N * A, L, L), p, torch.float64).view(N, A, L, L) * scale_of(p) if p else 1.0
     torch.manual_seed(3)
     ours = PackedAttention.apply(*own, rows_of(mask_NL), False, p, SCALING, None)
     theirs = naive(*twins, mask_NL, factors)

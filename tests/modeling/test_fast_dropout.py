@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from csekit.modeling.fast_dropout import LanesDropout, draw_factors, dropout, speed_up_dropout
+from csekit.modeling.fast_dropout import LanesDropout, draw_kept, draw_ones, dropout, scale_of, speed_up_dropout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -40,17 +40,34 @@ def test_gradient_and_seed():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_byte_per_element_is_kept_and_the_product_is_the_naive_one(dtype):
     states = torch.randn(33, 9, dtype=dtype, requires_grad=True)
-    twin, weights, kept = states.detach().clone().requires_grad_(), torch.randn(33, 9, dtype=dtype), []
+    twin, weights, kept = states.detach().clone(), torch.randn(33, 9, dtype=dtype), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         torch.manual_seed(4)
         result = dropout(states, 0.3)
     torch.manual_seed(4)
-    expected = twin * draw_factors(states.shape, 0.3, dtype)
+    factors = draw_ones(states.shape, 0.3, torch.float32) * scale_of(0.3)
     (result * weights).sum().backward()
-    (expected * weights).sum().backward()
-    assert torch.equal(result, expected)
-    assert torch.equal(states.grad, twin.grad)
+    assert torch.equal(result, (twin.float() * factors).to(dtype))  # rounded once
+    assert torch.equal(states.grad, (weights.float() * factors).to(dtype))
     assert sum(t.nbytes for t in kept) == states.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_ones_are_what_is_kept(dtype):
+    torch.manual_seed(5)
+    kept = draw_kept((17, 3), 0.4)
+    torch.manual_seed(5)
+    ones = draw_ones((17, 3), 0.4, dtype)
+    assert ones.dtype == dtype and torch.equal(ones, kept.to(dtype)) and 0 < kept.sum() < kept.numel()
+
+
+def test_draws_follow_one_another():
+    """torch's generator gives each draw another seed, and its state brings the draws back."""
+    state = torch.get_rng_state()
+    first, second = draw_kept((1000,), 0.5), draw_kept((1000,), 0.5)
+    assert abs(float((first == second).double().mean()) - 0.5) < 0.1
+    torch.set_rng_state(state)
+    assert torch.equal(draw_kept((1000,), 0.5), first) and torch.equal(draw_kept((1000,), 0.5), second)
 
 
 def test_second_derivatives():
