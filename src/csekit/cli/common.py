@@ -89,6 +89,27 @@ def at_least(option: str, value: int | float | None, low: float) -> None:
         raise ValueError(f"{option} must be at least {low:g}, got {value}")
 
 
+def refuse_given(ctx: typer.Context, names: Sequence[str], reason: str) -> None:
+    """Raise ValueError for an option of the command line that has no effect in the chosen mode.
+
+    Arguments:
+        names: the parameters of the command.
+        reason: the words after the option's name.
+    """
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            value = ctx.params[parameter.name]
+            got = "" if isinstance(value, bool) else f", got {value}"
+            raise ValueError(f"{_spelled(parameter, value)} {reason}{got}")
+
+
+def _spelled(parameter: Any, value: Any) -> str:
+    """Return the long name of an option; of a pair of flags, the one that was given."""
+    names = parameter.secondary_opts if value is False and parameter.secondary_opts else parameter.opts
+    return max(names, key=len)
+
+
 def _import(names: list[str] | None) -> list[str]:
     if names:
         with one_line_errors():
