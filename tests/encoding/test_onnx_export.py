@@ -295,7 +295,7 @@ def test_a_graph_that_differs_is_refused_and_nothing_is_lost(
         (["--pooling", "cls", "--opset", "11"], "--opset must be at least 18, got 11"),
         (["--pooling", "cls", "--dtype", "float16"], "--dtype is for --format sentence-transformers, got 'float16'"),
         (["--pooling", "cls", "--format", "gguf"], "--format must be onnx or sentence-transformers, got 'gguf'"),
-        (["--pooling", "mean", "--format", "sentence-transformers", "--int8"], "are for --format onnx"),
+        (["--pooling", "mean", "--format", "sentence-transformers", "--int8"], "--int8 is for --format onnx"),
         ([], "pooling must be one of 'cls', 'mean'"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Imports, check_output, identity, one_line_errors, quiet_transformers, table
+from .common import Imports, at_least, check_output, identity, one_line_errors, quiet_transformers, refuse_given, table
 
 if TYPE_CHECKING:
     from csekit.encoding import TextEncoder
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 def geometry(
+    ctx: typer.Context,
     path: Annotated[str, typer.Argument(help="A model folder, or a name on the Hub.")],
     data_dir: Annotated[
         str | None,
@@ -68,6 +69,7 @@ def geometry(
         if output is not None and output.suffix != ".json":
             raise ValueError(f"--output must end in .json, got {output.name!r}")
         _check_picture(picture, labelled, points, colour)
+        _refuse_unread(ctx)
         for file in filter(None, (output, picture)):
             check_output(file)
         target = (output, title, overwrite)
@@ -95,6 +97,28 @@ def geometry(
             seconds = time.perf_counter() - started
             _write(output, path, encoder, found, title or encoder.name, round(seconds, 1), overwrite)
             typer.echo(f"written: {output}")
+
+
+def _refuse_unread(ctx: typer.Context) -> None:
+    """Raise ValueError for options that the chosen scores, map and picture do not read."""
+    given = ctx.params
+    at_least("--point_clusters", given["point_clusters"], 1)
+    if given["labelled"] is not None:
+        pairs = ["data_dir", "split", "threshold", "clustering", "text_form"]
+        refuse_given(ctx, pairs, "must be left out with --labelled, which is scored instead of STS-B and the titles")
+    else:
+        refuse_given(ctx, ["text_column", "label_column"], "needs --labelled FILE")
+        if not given["clustering"]:
+            reason = "has no effect with --no_clustering"
+            refuse_given(ctx, ["points", "point_clusters", "perplexity", "seed"], reason)
+    if given["points"] == 0:
+        refuse_given(ctx, ["point_clusters", "perplexity"], "is for the map, which --points 0 leaves out")
+    if given["picture"] is None:
+        refuse_given(ctx, ["colour"], "needs --picture NAME.png")
+    if given["output"] is None:
+        refuse_given(ctx, ["overwrite"], "needs --output")
+        if given["picture"] is None:
+            refuse_given(ctx, ["title"], "needs --output or --picture")
 
 
 def _check_picture(picture: Path | None, labelled: Path | None, points: int, colour: str) -> None:

@@ -15,6 +15,7 @@ from .common import (
     one_line_errors,
     quiet_transformers,
     read_queries,
+    refuse_given,
     terminal_width,
     wrapped_neighbor,
 )
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 def neighbors(
+    ctx: typer.Context,
     a: Annotated[str, typer.Argument(help="A model folder, or a name on the Hub.")],
     b: Annotated[str, typer.Argument(help="The model to compare it with.")],
     corpus: Annotated[Path, typer.Option("--corpus", help="A text file with one sentence on each line.")],
@@ -59,6 +61,8 @@ def neighbors(
         if output is not None:
             check_ending(output)
             check_output(output)
+        if queries is not None or query:
+            refuse_given(ctx, ["sample", "seed"], "is for drawn queries: leave it out with --query and --queries")
         sentences = read_sentences(corpus, least=2)
         drawn = queries is None and not query
         asked = draw_sentences(sentences, sample, seed) if drawn else read_queries(queries, query, "--queries")
