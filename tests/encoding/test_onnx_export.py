@@ -225,6 +225,29 @@ def test_int8_where_the_tokenizer_names_no_limit(backbone: Path, tmp_path: Path)
     assert load_encoder(tmp_path / "out").max_length == 32
 
 
+def test_a_limit_above_the_positions_of_a_foreign_graph(backbone: Path, tmp_path: Path) -> None:
+    """onnxruntime's error about an index ended the encoding of the first long text."""
+    SimCSEModel.from_backbone(backbone).export(tmp_path / "run", BertTokenizer.from_pretrained(backbone))
+    folder = tmp_path / "out"
+    assert run("export", tmp_path / "run", "-o", folder).exit_code == 0
+    (folder / "export.json").unlink()  # other programs write none
+    for name, field in (("tokenizer_config.json", "model_max_length"), ("sentence_bert_config.json", "max_seq_length")):
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(config | {field: 512}))
+    (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, TEXTS[-1] * 4]) + "\n")
+    words = ("encode", tmp_path / "texts.txt", "-m", folder, "--no_progress", "-o")
+    refused = run(*words, tmp_path / "a.npy", "--max_length", "33")
+    assert refused.exit_code == 2
+    assert refused.output == "error: max_length must be at most 32 for this graph, got 33\n"
+    state = torch.get_rng_state()
+    assert load_encoder(folder).max_length == 32
+    assert torch.equal(torch.get_rng_state(), state)
+    found = run(*words, tmp_path / "b.npy")
+    assert found.exit_code == 0, found.output
+    wanted = load_encoder(tmp_path / "run", device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(np.load(tmp_path / "b.npy")[: len(TEXTS)], wanted, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_token_states_of_a_template_are_pooled_outside(backbone: Path, tmp_path: Path) -> None:
     """The mask token is not the last one: the export has our own pooling module."""
