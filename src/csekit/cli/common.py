@@ -72,6 +72,16 @@ def check_output(path: Path, folder: bool = False) -> None:
     check_writable(path, folder)
 
 
+def check_results_output(path: Path) -> None:
+    """Raise ValueError or OSError where a results file and the similarities beside it could not be written."""
+    from csekit.evaluation.results import similarities_path
+
+    if path.suffix != ".json":
+        raise ValueError(f"--output must end in .json, got {path.name!r}")
+    for file in (path, similarities_path(path)):
+        check_output(file)
+
+
 def identity(path: str, encoder: "TextEncoder") -> dict[str, Any]:
     """Describe the encoder of a path; two results files whose ``run`` holds the same are of the same encoder."""
     from csekit.encoding import checksum

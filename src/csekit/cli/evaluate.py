@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Imports, check_output, identity, one_line_errors, quiet_transformers, refuse_given, table
+from .common import (
+    Imports,
+    check_results_output,
+    identity,
+    one_line_errors,
+    quiet_transformers,
+    refuse_given,
+    table,
+)
 
 if TYPE_CHECKING:
     from csekit.encoding.encoder import TextEncoder
@@ -111,8 +119,6 @@ def evaluate(
 ) -> None:
     """Score an encoder: STS, transfer and the other suites."""
     with one_line_errors():
-        if output is not None and output.suffix != ".json":
-            raise ValueError(f"--output must end in .json, got {output.name!r}")
         if classification_dev is not None and classification is None:
             raise ValueError("--classification_dev needs --classification TRAIN TEST")
         if len(set(truncate_dim or [])) < len(truncate_dim or []):
@@ -120,7 +126,7 @@ def evaluate(
         sizes: list[int | None] = [*truncate_dim] if truncate_dim else [None]
         outputs = [] if output is None else [output_of(output, size) for size in sizes]
         for file in outputs:
-            check_output(file)
+            check_results_output(file)
         files = (*(classification or ()), *([classification_dev] if classification_dev else []))
         from csekit.evaluation.suites import SuiteOptions, on_hub, options_of, own_data, resolve_suites
 

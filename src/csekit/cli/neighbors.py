@@ -56,11 +56,12 @@ def neighbors(
         quiet_transformers()
         from csekit.encoding import checksum, load_encoder
         from csekit.evaluation import draw_sentences, nearest_neighbors, read_sentences
-        from csekit.evaluation.neighbors import check_ending, shared_fraction, write_neighbors
+        from csekit.evaluation.neighbors import check_ending, check_replaceable, shared_fraction, write_neighbors
 
         if output is not None:
             check_ending(output)
             check_output(output)
+            check_replaceable(output)
         if queries is not None or query:
             refuse_given(ctx, ["sample", "seed"], "is for drawn queries: leave it out with --query and --queries")
         sentences = read_sentences(corpus, least=2)
