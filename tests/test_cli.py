@@ -309,8 +309,14 @@ def test_words_alone_need_no_model(small_data: Path) -> None:
         (["eval", "tfidf", "--data_dir", "DATA", "--tasks", "CR", "--pooling", "cls"], "left out for 'tfidf'"),
         (["eval", "MODEL", "--data_dir", "hub", "--tasks", "CR"], "data_dir must be a folder"),
         (["eval", "MODEL", "--data_dir", "hub", "--tasks", "SICK-R"], "SICK-R is not on the Hub; SICK-R-all"),
-        (["eval", "MODEL", "--data_dir", "hub", "--text_form", "tokenized"], "--text_form must be raw with --data_dir"),
-        (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "CR", "--text_form", "raw"], "--text_form is for sts, dev"),
+        (
+            ["eval", "MODEL", "--data_dir", "hub", "--text_form", "tokenized"],
+            "--text_form must be raw with --data_dir",
+        ),
+        (
+            ["eval", "MODEL", "--data_dir", "DATA", "--tasks", "CR", "--text_form", "raw"],
+            "--text_form is for sts, dev",
+        ),
         (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "STS15", "--mode", "dev"], "--mode is for transfer"),
         (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "STS15", "--seed", "7"], "--seed is for transfer"),
         (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "STS15", "--title", "mine"], "--title needs --output"),

@@ -60,7 +60,9 @@ PAIRS = ("pairs", "a.jsonl", "-o", "out.jsonl", "--kind")
         (("report", "RUN", "--pooling", "cls"), "--pooling needs --corpus"),
     ],
 )
-def test_an_option_without_effect_is_refused(words: tuple[str, ...], told: str, tmp_path: Any, monkeypatch: Any) -> None:
+def test_an_option_without_effect_is_refused(
+    words: tuple[str, ...], told: str, tmp_path: Any, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.txt").write_text("a dog\na cat\n")
     found = run(*words)

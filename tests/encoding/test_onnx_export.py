@@ -231,7 +231,10 @@ def test_a_limit_above_the_positions_of_a_foreign_graph(backbone: Path, tmp_path
     folder = tmp_path / "out"
     assert run("export", tmp_path / "run", "-o", folder).exit_code == 0
     (folder / "export.json").unlink()  # other programs write none
-    for name, field in (("tokenizer_config.json", "model_max_length"), ("sentence_bert_config.json", "max_seq_length")):
+    for name, field in (
+        ("tokenizer_config.json", "model_max_length"),
+        ("sentence_bert_config.json", "max_seq_length"),
+    ):
         config = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(config | {field: 512}))
     (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, TEXTS[-1] * 4]) + "\n")

@@ -41,7 +41,9 @@ def test_another_ending_is_refused_before_anything_is_written(tmp_path: Path) ->
         (b"One.\nTwo.\n", "link.tsv", "output must be another file than the text, got"),
     ],
 )
-def test_files_that_cannot_be_are_one_line(tmp_path: Path, content: bytes | str | None, output: str, told: str) -> None:
+def test_files_that_cannot_be_are_one_line(
+    tmp_path: Path, content: bytes | str | None, output: str, told: str
+) -> None:
     """They were tracebacks, and an earlier output was lost."""
     text = tmp_path / "text.txt"
     (tmp_path / "pairs.tsv").write_text("earlier")

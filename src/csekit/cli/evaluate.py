@@ -25,7 +25,9 @@ def evaluate(
     data_dir: Annotated[
         str | None,
         typer.Option(
-            "--data_dir", envvar="CSEKIT_DATA", help="Folder in SentEval's layout; 'hub' for the Hub's STS sets, all but SICK-R."
+            "--data_dir",
+            envvar="CSEKIT_DATA",
+            help="Folder in SentEval's layout; 'hub' for the Hub's STS sets, all but SICK-R.",
         ),
     ] = None,
     tasks: Annotated[

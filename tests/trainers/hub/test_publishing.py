@@ -171,7 +171,9 @@ def test_a_second_push_replaces_what_the_first_one_wrote_and_nothing_else(hub: A
     assert json.loads(files["config.json"])["label"] == "new"
 
 
-def test_the_card_of_a_renamed_run_loads_the_repository(hub: Any, worker: Any, published: Path, tmp_path: Path) -> None:
+def test_the_card_of_a_renamed_run_loads_the_repository(
+    hub: Any, worker: Any, published: Path, tmp_path: Path
+) -> None:
     """Its snippets named the folder that was renamed."""
     renamed = Path(shutil.copytree(published, tmp_path / "renamed"))
     for words in ((), ("--custom_code",)):
