@@ -377,6 +377,10 @@ def test_another_dtype_of_a_checkpoint_with_adapters(backbone: Path, tmp_path: P
     assert not report["missing_keys"] and not report["unexpected_keys"]
     wanted = load_encoder(tmp_path / "training", device="cpu").encode(TEXTS)
     np.testing.assert_allclose(load_encoder(tmp_path / "out", device="cpu").encode(TEXTS), wanted, atol=1e-5)
+    assert run("export", tmp_path / "training", "-o", tmp_path / "graph", "--int8").exit_code == 0
+    np.testing.assert_allclose(load_encoder(tmp_path / "graph").encode(TEXTS), wanted, atol=1e-4)
+    rounded = load_encoder(tmp_path / "graph/onnx/model_int8.onnx").encode(TEXTS)
+    assert torch.nn.functional.cosine_similarity(torch.tensor(rounded), torch.tensor(wanted)).min() > 0.98
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

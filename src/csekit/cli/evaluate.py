@@ -164,6 +164,8 @@ def _refuse_unread(ctx: typer.Context, chosen: dict[str, tuple[str, ...]], data_
             refuse_given(ctx, [option], f"is for {words}, none of which is scored")
     if data_dir == "hub" and "SICK-R" in chosen.get("sts", ()):
         raise ValueError("--tasks SICK-R is not on the Hub; SICK-R-all there has all 9,927 pairs of SICK")
+    if not any(":" not in name or name.startswith("mteb:") for name in chosen):
+        refuse_given(ctx, ["data_dir"], "is for --tasks, none of which is scored")
     folders = [name for name in chosen if ":" not in name and name not in ("sts", "dev")]
     if data_dir == "hub" and folders:
         raise ValueError(f"--data_dir must be a folder for {folders[0]}, got 'hub', which has STS sets alone")
