@@ -323,7 +323,10 @@ def test_words_alone_need_no_model(small_data: Path) -> None:
         (["compare", "a.json", "b.json"], "no such results file"),
         (["eval", "MODEL", "--classification_dev", "a.tsv"], "--classification_dev needs --classification"),
         (["eval", "MODEL", "--pairs", "nowhere.tsv"], "nowhere.tsv: no such file"),
-        (["eval", "MODEL", "--pairs", "nowhere.tsv", "--data_dir", "DATA"], "--data_dir is for --tasks, none of which"),
+        (
+            ["eval", "MODEL", "--pairs", "nowhere.tsv", "--data_dir", "DATA"],
+            "--data_dir is for --tasks, none of which",
+        ),
         (["eval", "MODEL", "--pairs", "nowhere.tsv", "--tasks", "CR"], "--data_dir (or the environment variable"),
     ],
 )
