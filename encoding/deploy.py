@@ -20,7 +20,7 @@ from csekit.encoding.json_files import read_json
 from csekit.encoding.load import load_encoder
 from csekit.encoding.onnx import ONNX_FOLDER
 from csekit.encoding.pooled import PooledBackbone
-from csekit.encoding.provenance import checksum, environment
+from csekit.encoding.provenance import check_writable, checksum, environment
 from csekit.modeling import CSEModel, SimCSEConfig, SimCSEModel
 from csekit.modeling.backbone import build_backbone
 from csekit.modeling.drafts import whole_folder as whole_folder
@@ -123,7 +123,10 @@ def check_output(output: Path, overwrite: bool) -> None:
 
     Raises:
         ValueError: it holds files that may not be replaced, or it is a file.
+        OSError: it cannot be made, see ``check_writable``.
     """
+    if not output.exists():
+        check_writable(output, folder=True)
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not output.is_dir():

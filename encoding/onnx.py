@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerBase
 
-from csekit.encoding.encoder import TextEncoder
+from csekit.encoding.encoder import TextEncoder, position_limit
 from csekit.encoding.folders import (
     beyond_csekit,
     load_head,
@@ -120,6 +120,20 @@ def _saved_limit(settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -
     return None if limit is None else min(int(limit), tokenizer.model_max_length)
 
 
+def _positions(folder: Path) -> int | None:
+    """Return how many tokens the graph's encoder has positions for, by its ``config.json``; None where that is not
+    known."""
+    if not (folder / "config.json").is_file():
+        return None
+    try:
+        with torch.device("meta"):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            model = AutoModel.from_config(config, trust_remote_code=False)
+    except Exception:  # a family or a file that Transformers does not know; the graph runs without
+        return None
+    return position_limit(model)
+
+
 class ONNXEncoder(TextEncoder):
     """The encoder of an ONNX export: texts in, embeddings out, on CPU.
 
@@ -131,7 +145,8 @@ class ONNXEncoder(TextEncoder):
         FileNotFoundError: there is no such file.
         ImportError: onnxruntime is not installed.
         ValueError: onnxruntime cannot load the graph, or it has other inputs or outputs; the tokenizer is missing;
-            the folder has modules or settings that only sentence-transformers follows.
+            the folder has modules or settings that only sentence-transformers follows; ``max_length`` exceeds the
+            limit of the export or the encoder's positions.
     """
 
     def __init__(self, path: str | Path, max_length: int | None = None, batch_size: int = 64) -> None:
@@ -153,16 +168,19 @@ class ONNXEncoder(TextEncoder):
         rows = read_settings(folder, "config.json").get("vocab_size")
         tokenizer = load_tokenizer(folder, rows if isinstance(rows, int) else None, pooling)
         settings = read_settings(folder, "sentence_bert_config.json")
-        limit = record.get("max_length")
-        if max_length is not None and limit is not None and max_length > limit:
-            raise ValueError(f"max_length must be at most {limit} for this graph, got {max_length}")
-        limit = limit or _saved_limit(settings, tokenizer)
+        limits = [limit for limit in (record.get("max_length"), _positions(folder)) if limit is not None]
+        if max_length is not None and limits and max_length > min(limits):
+            raise ValueError(f"max_length must be at most {min(limits)} for this graph, got {max_length}")
+        if (saved := _saved_limit(settings, tokenizer)) is not None and not record.get("max_length"):
+            limits.append(saved)
+        if max_length is None and limits:
+            max_length = min(*limits, tokenizer.model_max_length)
         super().__init__(
             ONNXModel(file, pooling, mask_offset, head),
             tokenizer,
             name=model_name(folder),
             pooling=pooling,
-            max_length=limit if max_length is None else max_length,
+            max_length=max_length,
             batch_size=batch_size,
             prompt_template=own_template(tokenizer),
             lowercase=bool(settings.get("do_lower_case")),

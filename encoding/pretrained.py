@@ -17,6 +17,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoTokenizer,
+    LongT5EncoderModel,
     MT5EncoderModel,
     PreTrainedTokenizerBase,
     T5EncoderModel,
@@ -36,7 +37,12 @@ NAMED = 5
 #: Types of safetensors that a weight can have; integers are a quantised model's, which needs code of its own.
 _FLOATS = ("F64", "F32", "F16", "BF16")
 #: Types of models with a decoder to the classes of their encoders, which a SentenceTransformer holds.
-_ENCODERS_ALONE: dict[str, Any] = {"t5": T5EncoderModel, "mt5": MT5EncoderModel, "umt5": UMT5EncoderModel}
+_ENCODERS_ALONE: dict[str, Any] = {
+    "t5": T5EncoderModel,
+    "mt5": MT5EncoderModel,
+    "umt5": UMT5EncoderModel,
+    "longt5": LongT5EncoderModel,
+}
 
 
 @contextmanager
@@ -124,8 +130,8 @@ def _check_decoder(source: str | Path, model: Any) -> None:
     except Exception as error:  # each class has its own
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"{source}: {model.config.model_type} needs inputs for its decoder, and csekit runs the encoder alone "
-            f"only of {', '.join(_ENCODERS_ALONE)}: {reason}"
+            f"{source}: csekit runs the encoder alone only of {', '.join(_ENCODERS_ALONE)}, and "
+            f"{model.config.model_type} needs inputs for its decoder, too; Transformers says: {reason}"
         ) from error
 
 

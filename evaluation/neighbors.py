@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 
 from csekit.encoding.encoder import Encoder, check_texts, embed
+from csekit.encoding.json_files import read_json
 from csekit.evaluation.pairs import normal
 from csekit.evaluation.search import BLOCK_DOCUMENTS, search_blocks
+
+#: Columns of the .tsv file.
+COLUMNS = ("query", "model", "rank", "cosine", "sentence")
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def write_neighbors(
         for i, found in enumerate(side, 1)
     ]
     if path.suffix == ".tsv":
-        lines = ["\t".join(("query", "model", "rank", "cosine", "sentence"))]
+        lines = ["\t".join(COLUMNS)]
         lines += ["\t".join(str(value) for value in row.values()) for row in rows]
         text = "\n".join(lines)
     else:
@@ -127,6 +131,27 @@ def write_neighbors(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n", encoding="utf-8")
     return path
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise FileExistsError for a file that ``write_neighbors`` did not write."""
+    if not path.is_file():
+        return
+    if path.suffix == ".tsv":
+        with path.open(encoding="utf-8", errors="replace") as file:
+            ours = file.readline().rstrip("\n") == "\t".join(COLUMNS)
+    else:
+        content = _json(path)
+        ours = isinstance(content, dict) and {"models", "neighbors", "shared"} <= content.keys()
+    if not ours:
+        raise FileExistsError(f"{path}: holds something else than neighbours; choose another name")
+
+
+def _json(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except ValueError:
+        return None
 
 
 def check_ending(path: Path) -> None:

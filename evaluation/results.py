@@ -116,6 +116,22 @@ def similarities_path(path: str | Path) -> Path:
     return Path(path).with_suffix(".similarities.npz")
 
 
+def check_replaceable(path: str | Path, run: Mapping[str, Any]) -> None:
+    """Check that ``write_results`` could replace an existing file by results of this run, before the work.
+
+    Raises:
+        FileExistsError: the file holds another run.
+        ValueError: the file is no results file.
+    """
+    path = Path(path)
+    if path.exists() and read_results(path).get("run") != plain(run, "results.run"):
+        raise _of_another_run(path)
+
+
+def _of_another_run(path: Path) -> FileExistsError:
+    return FileExistsError(f"{path}: holds the results of another run; choose another name or say overwrite")
+
+
 def write_results(
     path: str | Path,
     results: Mapping[str, Any],
@@ -143,7 +159,7 @@ def write_results(
         old = read_results(path)
         same_run = "run" in content and content["run"] == old.get("run")
         if not same_run and {**old, "similarities": None} != {**content, "similarities": None}:
-            raise FileExistsError(f"{path}: holds the results of another run; choose another name or say overwrite")
+            raise _of_another_run(path)
     files: dict[Path, bytes] = {}
     if similarities is not None:
         data = pack_similarities(similarities)

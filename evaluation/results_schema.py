@@ -52,6 +52,11 @@ class _Pairs(Schema):
     tasks: dict[str, _PairTask]
 
 
+class _MTEB(Schema):
+    metric: str
+    main_score: Number | None
+
+
 class _Collections(RootModel[dict[str, _Collection]]):
     pass
 
@@ -204,7 +209,12 @@ class TrainerState(Schema):
 
 
 #: The scores of own data, by the kind in their key ``KIND:NAME``.
-_OWN: dict[str, type[BaseModel]] = {"pairs": _Pairs, "retrieval": _Collections, "classification": _Transfer}
+_OWN: dict[str, type[BaseModel]] = {
+    "pairs": _Pairs,
+    "retrieval": _Collections,
+    "classification": _Transfer,
+    "mteb": _MTEB,
+}
 
 
 def check_results(content: Any, where: object) -> None:

@@ -256,6 +256,18 @@ def resolve_suites(words: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
     return chosen
 
 
+def on_hub(words: str) -> tuple[str, tuple[str, ...]]:
+    """Return the words of ``resolve_suites`` with ``sts`` and ``dev`` as those of their sets that the Hub has, and the
+    names of the others."""
+    found, missing = [], []
+    for name in (word.strip() for word in words.split(",")):
+        suite = SUITES[name] if name in ("sts", "dev") else None
+        tasks = suite.tasks[: suite.whole] if suite else (name,)
+        found += [task for task in tasks if suite is None or task in HUB_DATASETS]
+        missing += [task for task in tasks if suite is not None and task not in HUB_DATASETS]
+    return ",".join(found), tuple(missing)
+
+
 def options_of(data_dir: str | None, options: SuiteOptions) -> SuiteOptions:
     """Return the options as they hold for the data: the Hub's STS sets are raw text, whatever ``text_form`` says."""
     return replace(options, text_form="raw") if data_dir == "hub" else options

@@ -80,6 +80,19 @@ def test_sets_of_the_hub_are_recorded_as_raw_text(tmp_path: Path, tiny_folder: P
     )
 
 
+def test_the_default_tasks_on_the_hub_are_those_that_it_has(tiny_folder: Path, monkeypatch: Any) -> None:
+    """SICK-R, which the Hub has with other pairs alone, was refused as an unknown name."""
+    rows = [{"sentence1": text, "sentence2": "a dog", "score": i} for i, text in enumerate(("a cat", "red", "a dog"))]
+    six = {name: ("mteb", "test", 3) for name in sts_data.HUB_DATASETS if name.startswith("STS") and "dev" not in name}
+    monkeypatch.setattr(sts_data, "HUB_DATASETS", six)
+    monkeypatch.setattr("csekit.evaluation.suites.HUB_DATASETS", six)
+    monkeypatch.setattr("datasets.load_dataset", lambda name, split: rows)
+    found = run("eval", tiny_folder, "--pooling", "mean", "--data_dir", "hub", "--device", "cpu", "--no_progress")
+    assert found.exit_code == 0, found.output
+    assert found.output.startswith("not scored, since the Hub does not have it in the papers' form: SICK-R\n")
+    assert all(f"\n{name} " in found.output for name in six)
+
+
 def test_suites_share_one_file_and_a_broken_one_is_found_before_encoding(
     tmp_path: Path, tiny_folder: Path, small_data: Path, monkeypatch: Any
 ) -> None:
@@ -295,9 +308,25 @@ def test_words_alone_need_no_model(small_data: Path) -> None:
         (["eval", "MODEL", "--pairs", "a.tsv", "--rank_share", "0.5"], "--rank_share needs --rank_corpus, a file of"),
         (["eval", "tfidf", "--data_dir", "DATA", "--tasks", "CR", "--pooling", "cls"], "left out for 'tfidf'"),
         (["eval", "MODEL", "--data_dir", "hub", "--tasks", "CR"], "data_dir must be a folder"),
+        (["eval", "MODEL", "--data_dir", "hub", "--tasks", "SICK-R"], "SICK-R is not on the Hub; SICK-R-all"),
+        (
+            ["eval", "MODEL", "--data_dir", "hub", "--text_form", "tokenized"],
+            "--text_form must be raw with --data_dir",
+        ),
+        (
+            ["eval", "MODEL", "--data_dir", "DATA", "--tasks", "CR", "--text_form", "raw"],
+            "--text_form is for sts, dev",
+        ),
+        (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "STS15", "--mode", "dev"], "--mode is for transfer"),
+        (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "STS15", "--seed", "7"], "--seed is for transfer"),
+        (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "STS15", "--title", "mine"], "--title needs --output"),
         (["compare", "a.json", "b.json"], "no such results file"),
         (["eval", "MODEL", "--classification_dev", "a.tsv"], "--classification_dev needs --classification"),
         (["eval", "MODEL", "--pairs", "nowhere.tsv"], "nowhere.tsv: no such file"),
+        (
+            ["eval", "MODEL", "--pairs", "nowhere.tsv", "--data_dir", "DATA"],
+            "--data_dir is for --tasks, none of which",
+        ),
         (["eval", "MODEL", "--pairs", "nowhere.tsv", "--tasks", "CR"], "--data_dir (or the environment variable"),
     ],
 )

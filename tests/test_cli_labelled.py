@@ -100,10 +100,33 @@ def test_an_encoder_whose_weights_lie_in_another_file_is_another_run(
         for parameter in tiny_bert.parameters():
             parameter.data.add_(shift * torch.randn(parameter.shape))
         torch.save(tiny_bert.state_dict(), tiny_folder / "pytorch_model.bin")
-        found = run(*command(tiny_folder, reviews, "--points", "0", "--output", output))
+        words = [word for word in command(tiny_folder, reviews) if word not in ("--perplexity", "5")]
+        found = run(*words, "--points", "0", "--output", output)
         assert found.exit_code == status, found.output
     assert "holds the results of another run" in " ".join(found.output.split())
     assert list(read_results(output)["run"]["weights"]) == ["pytorch_model.bin"]
+
+
+def test_the_results_of_another_run_are_told_before_the_work(
+    tmp_path: Path, tiny_folder: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All texts were encoded, clustered and mapped first, and the scores were lost."""
+    output = tmp_path / "a.json"
+    assert run(*command(tiny_folder, reviews, "--output", output)).exit_code == 0
+    assert run(*command(tiny_folder, reviews, "--output", output)).exit_code == 0  # the same run again
+    before = output.read_bytes()
+    monkeypatch.setattr("csekit.evaluation.clustering.cluster_texts", None)
+    other = tmp_path / "other" / reviews.name
+    other.parent.mkdir()
+    other.write_text(reviews.read_text() + "pos\ta dog\n")
+    for words in ((reviews, "--seed", "7"), (other,)):
+        found = run(*command(tiny_folder, *words, "--output", output))
+        assert found.exit_code == 2
+        assert "holds the results of another run" in " ".join(found.output.split()), found.output
+    assert output.read_bytes() == before
+    output.write_text("{}")
+    found = run(*command(tiny_folder, reviews, "--output", output))
+    assert found.exit_code == 2 and "not a results file" in " ".join(found.output.split())
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,29 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("name", ["results.json", "notes.json", "texts.tsv"])
+def test_a_file_that_holds_something_else_stays(
+    tmp_path: Path, tiny_folder: Path, corpus: Path, monkeypatch: Any, name: str
+) -> None:
+    """A run's results and a corpus were replaced without a word."""
+    monkeypatch.setattr("csekit.encoding.load_encoder", None)
+    content = {"results.json": '{"format": 1, "method": "simcse"}', "notes.json": "none", "texts.tsv": "a\tb\n"}[name]
+    (tmp_path / name).write_text(content)
+    words = ("--pooling_a", "mean", "--pooling_b", "cls", "--corpus", corpus, "-o", tmp_path / name)
+    found = run(tiny_folder, tiny_folder, *words)
+    assert found.exit_code == 2
+    assert f"{name}: holds something else than neighbours; choose another name" in " ".join(found.output.split())
+    assert (tmp_path / name).read_text() == content
+
+
+@pytest.mark.parametrize("ending", ["json", "tsv"])
+def test_an_earlier_answer_is_replaced(tmp_path: Path, tiny_folder: Path, corpus: Path, ending: str) -> None:
+    words = ("--pooling_a", "mean", "--pooling_b", "cls", "--corpus", corpus, "-o", tmp_path / f"a.{ending}")
+    for _ in range(2):
+        found = run(tiny_folder, tiny_folder, *words, "--no_progress")
+        assert found.exit_code == 0, found.output
+
+
 def test_two_encoders_side_by_side(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
     output = tmp_path / "n.json"
     sides = ("--pooling_a", "cls", "--pooling_b", "mean", "--device", "cpu", "--no_progress")

@@ -343,6 +343,15 @@ def test_retrieval_on_an_own_collection_is_shown(tmp_path: Path, runs: list[Path
     assert read_run(runs[0], "a").content["retrieval"] == stsb | scores, "the second file's were dropped"
 
 
+def test_scores_of_mteb_are_shown(tmp_path: Path, runs: list[Path]) -> None:
+    """As ``csekit eval RUN --tasks mteb:NAME --output RUN/mteb.json`` writes them: the page had no table."""
+    scores = {"name": "News", "metric": "v_measure", "main_score": 33.25, "splits": {}, "source": {}}
+    write_results(runs[0] / "mteb.json", {"mteb:News": scores, "run": {"weights": weights_of(runs[0])}})
+    assert run(runs[0], "-o", tmp_path / "report.html").exit_code == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "News, v_measure" in page and "33.25" in page
+
+
 def test_own_classification_is_shown(tmp_path: Path, runs: list[Path]) -> None:
     """As ``csekit eval RUN --classification TRAIN TEST --output RUN/topics.json`` writes it: the page had no table."""
     rows = [f"{text}\t{label}\n" for label, texts in (("x", SENTENCES[:3]), ("y", SENTENCES[3:])) for text in texts]

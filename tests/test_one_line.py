@@ -223,6 +223,9 @@ def test_a_worker_that_is_killed(encode: Callable[..., Any]) -> None:
         (["encode", "TEXTS", "--model", "MODEL", "-o"], "file.parquet"),
         (["eval", "MODEL", "--pairs", "PAIRS", "--output"], "file/a.json"),
         (["eval", "MODEL", "--pairs", "PAIRS", "--output"], "folder.json"),
+        (["eval", "MODEL", "--pairs", "PAIRS", "--output"], "beside.json"),
+        (["figures", "--results", "DATA", "--output"], "file"),
+        (["convert", "MODEL", "--backbone", "MODEL", "-o"], "file/out"),
         (["report", "MODEL", "-o"], "file/a.html"),
         (["neighbors", "MODEL", "MODEL", "--corpus", "TEXTS", "-o"], "file/a.tsv"),
         (["label", "TEXTS", "--model", "MODEL", "-o"], "folder.tsv"),
@@ -239,12 +242,12 @@ def test_an_output_that_cannot_be_written_is_told_before_the_work(
     (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2\ne\tf\t3\n")
     for name in ("file", "file.parquet"):
         (tmp_path / name).touch()
-    for name in ("folder.npy", "folder.json", "folder.tsv"):
+    for name in ("folder.npy", "folder.json", "folder.tsv", "beside.similarities.npz"):
         (tmp_path / name).mkdir()
     given = {"TEXTS": "texts.txt", "MODEL": tiny_folder, "PAIRS": "pairs.tsv", "DATA": tmp_path}
     found = run(*(tmp_path / given.get(word, word) if word.isupper() else word for word in words), tmp_path / output)
     line = told(found)
-    assert Path(output).name in line
+    assert Path(output).stem in line
     assert "cannot be written" in line or "must be a f" in line
 
 

@@ -62,13 +62,20 @@ def ordinary_tokens(encoder: TextEncoder) -> list[int]:
     return [token for token in sorted(encoder.tokenizer.get_vocab().values()) if token not in special]
 
 
+def _alone(encoder: TextEncoder, tokens: list[int]) -> np.ndarray:
+    """Return the teacher's vector of each token between the special tokens, (T, D)."""
+    frame = sentence_frame(encoder.tokenizer, encoder.prompt_template)
+    rows = [[*frame.before, token, *frame.after] for token in tokens]
+    chunk = TokenizedChunk(list(range(len(rows))), rows, 0)
+    return embed_chunk(encoder.model, encoder.tokenizer, chunk, encoder.batch_size, encoder.precision)
+
+
 def token_vectors(encoder: TextEncoder, tokens: list[int], parts: Path, progress: bool = True) -> np.ndarray:
     """Return the teacher's vector of each token alone, (T, D). ``parts`` keeps finished blocks; a killed call goes on.
 
     Raises:
         ValueError: ``parts`` holds the vectors of another encoder.
     """
-    frame = sentence_frame(encoder.tokenizer, encoder.prompt_template)
     digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
     made = json.loads(json.dumps({**encoder.describe(), "weights": weights_digest(encoder.model), "tokens": digest}))
     settings = parts / "settings.json"
@@ -83,17 +90,21 @@ def token_vectors(encoder: TextEncoder, tokens: list[int], parts: Path, progress
         for start in range(0, len(tokens), BLOCK):
             own, path = tokens[start : start + BLOCK], parts / f"{start:09d}.npy"
             if not path.exists():
-                rows = [[*frame.before, token, *frame.after] for token in own]
-                chunk = TokenizedChunk(list(range(len(rows))), rows, 0)
                 with path.with_suffix(".draft").open("wb") as draft:
-                    np.save(
-                        draft,
-                        embed_chunk(encoder.model, encoder.tokenizer, chunk, encoder.batch_size, encoder.precision),
-                    )
+                    np.save(draft, _alone(encoder, own))
                 path.with_suffix(".draft").rename(path)
             found.append(np.load(path))
             bar.update(len(own))
     return np.concatenate(found)
+
+
+def _check_dims(dims: int, tokens: int, size: int) -> None:
+    """Raise ValueError if there are fewer tokens or dimensions than components."""
+    if dims > min(tokens, size):
+        raise ValueError(
+            f"dims must be at most {min(tokens, size)}, the least of the teacher's {size} dimensions and {tokens} "
+            f"tokens, got {dims}"
+        )
 
 
 def weighted_components(vectors_TD: np.ndarray, settings: StaticDistillation) -> np.ndarray:
@@ -103,11 +114,7 @@ def weighted_components(vectors_TD: np.ndarray, settings: StaticDistillation) ->
         ValueError: there are fewer tokens or dimensions than components.
     """
     if settings.dims:
-        if settings.dims > min(vectors_TD.shape):
-            raise ValueError(
-                f"dims must be at most {min(vectors_TD.shape)}, the least of the teacher's {vectors_TD.shape[1]} "
-                f"dimensions and {vectors_TD.shape[0]} tokens, got {settings.dims}"
-            )
+        _check_dims(settings.dims, *vectors_TD.shape)
         vectors_TD = PCA(settings.dims, svd_solver="covariance_eigh").fit_transform(vectors_TD.astype(np.float64))
     if settings.sif:
         p_T = 1 / np.arange(2, len(vectors_TD) + 2)
@@ -143,8 +150,8 @@ def distill_static(
     if folder.exists() and any(folder.iterdir()) and not ours:
         raise FileExistsError(f"{folder} holds something else than a static encoder: choose another folder")
     tokens = ordinary_tokens(encoder)
-    if settings.dims > len(tokens):
-        raise ValueError(f"dims must be at most {len(tokens)}, the number of tokens, got {settings.dims}")
+    if settings.dims:
+        _check_dims(settings.dims, len(tokens), _alone(encoder, tokens[:1]).shape[1] if tokens else 0)
     parts = folder.with_name(f"{folder.name}.parts")
     rows_TK = weighted_components(token_vectors(encoder, tokens, parts, progress), settings)
     table_VK = np.zeros((max(len(tokenizer), tokens[-1] + 1), rows_TK.shape[1]), dtype=np.float32)

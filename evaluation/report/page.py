@@ -48,6 +48,7 @@ _WITHOUT = {
     "transfer": "csekit eval RUN --tasks transfer --output RUN/transfer.json",
     "classification": "csekit eval RUN --classification TRAIN TEST --output RUN/classification.json",
     "retrieval": "csekit eval RUN --retrieval FOLDER --output RUN/retrieval.json",
+    "mteb": "csekit eval RUN --tasks mteb:NAME --output RUN/mteb.json",
     "geometry": "csekit geometry RUN --output RUN/geometry.json",
 }
 

@@ -19,9 +19,11 @@ Curves = dict[str, list[tuple[float, float]]]
 _SECTIONS = ("test", "transfer", "retrieval", "geometry", "clustering", "classification")
 #: Kind in a key ``KIND:NAME`` to the section of a report. ``classification`` holds scores by mteb's protocol, these
 #: are by SentEval's.
-_OWN = {"retrieval": "retrieval", "pairs": "pairs", "classification": "own classification"}
+_OWN = {"retrieval": "retrieval", "pairs": "pairs", "classification": "own classification", "mteb": "mteb"}
 #: Sections that hold the scores of several data by name, which several files may add to.
 BY_NAME = tuple(_OWN.values())
+#: The end of the name of accuracies of dev mode, which are of training rows.
+DEV_MODE = ", dev mode"
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def read_run(path: str | Path, label: str) -> ReportRun:
     path = Path(path)
     if path.is_file():
         content = read_results(path)
-        return _gathered(label, None, _with_shown(content), [])
+        return _gathered(label, None, with_shown(content), [])
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such run folder or results file")
     has_encoder = any((path / name).is_file() for name in ("modules.json", "config.json", "training/config.json"))
@@ -82,7 +84,7 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
         settings.
     """
     main = folder / "results.json"
-    content = _with_shown(read_results(main)) if main.is_file() else {}
+    content = with_shown(read_results(main)) if main.is_file() else {}
     origins = dict.fromkeys(content, main.name)
     weights, left_out = None, []
     for path in sorted(folder.glob("*.json")):
@@ -136,24 +138,26 @@ def _holds(section: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def shown_sections(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections of a results file that a report shows: ``retrieval:NAME`` is a part of ``retrieval``,
-    ``pairs:NAME`` of ``pairs``, ``classification:NAME`` of ``own classification``."""
+    ``pairs:NAME`` of ``pairs``, ``classification:NAME`` of ``own classification``, ``mteb:NAME`` of ``mteb``."""
     found = {name: content[name] for name in _SECTIONS if content.get(name)}
     for name, section in content.items():
         kind, _, own = name.partition(":")
         if own and kind in _OWN:
-            found[_OWN[kind]] = {**found.get(_OWN[kind], {}), **_by_name(kind, section)}
+            found[_OWN[kind]] = {**found.get(_OWN[kind], {}), **_by_name(kind, own, section)}
     return found
 
 
-def _by_name(kind: str, section: Mapping[str, Any]) -> Mapping[str, Any]:
+def _by_name(kind: str, name: str, section: Mapping[str, Any]) -> Mapping[str, Any]:
     """Map name to scores of one's own data; accuracies of dev mode are of training rows and have their own name."""
     if kind == "retrieval":
         return section
-    suffix = ", dev mode" if section.get("mode") == "dev" else ""
+    if kind == "mteb":
+        return {name: section}
+    suffix = DEV_MODE if section.get("mode") == "dev" else ""
     return {f"{name}{suffix}": entry for name, entry in section["tasks"].items()}
 
 
-def _with_shown(content: Mapping[str, Any]) -> dict[str, Any]:
+def with_shown(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a results file with its sections as a report shows them."""
     return {name: value for name, value in content.items() if name not in BY_NAME} | shown_sections(content)
 

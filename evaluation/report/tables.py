@@ -17,7 +17,7 @@ _LOWER = ("alignment", "uniformity")
 Scores = Mapping[str, float | None]
 
 #: Scores of pairs of one's own, and their columns.
-_PAIRS = {"spearman": "Spearman", "pearson": "Pearson", "ap": "average precision", "accuracy": "accuracy"}
+PAIR_SCORES = {"spearman": "Spearman", "pearson": "Pearson", "ap": "average precision", "accuracy": "accuracy"}
 
 #: Columns of the dev table, in this order; others follow.
 _DEV = {
@@ -41,6 +41,7 @@ def score_tables(runs: Sequence[ReportRun]) -> tuple[list[dict[str, Any]], list[
         "transfer": _transfer,
         "classification": _classification,
         "retrieval": _retrieval,
+        "mteb": _mteb,
         "geometry": _geometry,
     }
     for kind, make in kinds.items():
@@ -167,12 +168,12 @@ def _pairs(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
     """Build a table for each file of pairs of one's own."""
     tables = []
     for i, (name, entries) in enumerate(_by_data(runs, "pairs")):
-        columns = [column for column in _PAIRS if any(entry.get(column) is not None for _, entry in entries)]
+        columns = [column for column in PAIR_SCORES if any(entry.get(column) is not None for _, entry in entries)]
         rows: list[tuple[str, str, Scores]] = [
-            (label, "ours", {_PAIRS[column]: entry.get(column) for column in columns}) for label, entry in entries
+            (label, "ours", {PAIR_SCORES[column]: entry.get(column) for column in columns}) for label, entry in entries
         ]
         caption = f"Scores of the cosine × 100; {entries[0][1].get('n', '?')} pairs."
-        head = [_PAIRS[column] for column in columns]
+        head = [PAIR_SCORES[column] for column in columns]
         tables.append(_table(f"table-pairs-{i}", f"Pairs: {name}", caption, head, rows, []))
     return tables
 
@@ -189,6 +190,17 @@ def _classification(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
         )
         tables.append(_table(f"table-classification-{i}", f"Classification: {name}", caption, ["accuracy"], rows, []))
     return tables
+
+
+def _mteb(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
+    """Build a table of the main scores of mteb's tasks."""
+    found = {run.label: run.content["mteb"] for run in runs if run.content.get("mteb")}
+    rows: list[tuple[str, str, Scores]] = [
+        (label, "ours", {f"{name}, {entry.get('metric')}": entry.get("main_score") for name, entry in tasks.items()})
+        for label, tasks in found.items()
+    ]
+    head = list(dict.fromkeys(name for _, _, scores in rows for name in scores))
+    return [_table("table-mteb", "mteb", "Main score of each task × 100.", head, rows, [])] if rows else []
 
 
 def _by_data(runs: Sequence[ReportRun], section: str) -> list[tuple[str, list[tuple[str, Mapping[str, Any]]]]]:

@@ -437,7 +437,7 @@ def test_the_command(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
     for arguments, message in (
         (("encode", lines, *common), "pooling must be one of"),
         (("encode", lines, *common, "--engine", "x"), "--engine must be local or ray"),
-        (("encode", lines, *common, "--engine", "ray", "--shard", "1/2"), "--shard and --dtype are not for"),
+        (("encode", lines, *common, "--engine", "ray", "--shard", "1/2"), "--shard is not for --engine ray"),
         (("merge", tmp_path / "none.npy"), "no shard of it is there"),
     ):
         found = run(*arguments)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
+from csekit.cli import main
 from csekit.encoding.load import load_encoder
 from csekit.modeling.pooling import POOLINGS
 
@@ -208,13 +210,37 @@ def test_t5_is_its_encoder(tmp_path: Path, model_class: str) -> None:
 
 
 def test_another_model_that_needs_a_decoder_s_input_is_refused_when_loaded(tmp_path: Path) -> None:
-    from transformers import LongT5Config, LongT5Model
+    from transformers import PegasusConfig, PegasusModel
 
     folder = t5_folder(tmp_path / "t5", "T5", "T5Model")
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
-    LongT5Model(LongT5Config(vocab_size=10, **sizes)).save_pretrained(folder)
-    with pytest.raises(ValueError, match=r"t5: longt5 needs inputs for its decoder, .* only of t5, mt5, umt5: "):
-        load_encoder(folder, pooling="mean", device="cpu")
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in
+             {"layers": 1, "attention_heads": 2, "ffn_dim": 32}.items()}  # fmt: skip
+    PegasusModel(PegasusConfig(vocab_size=10, d_model=32, max_position_embeddings=40, **sizes)).save_pretrained(folder)
+    (tmp_path / "texts.txt").write_text("the man\na dog\n")
+    words = ["encode", tmp_path / "texts.txt", "-m", folder, "--pooling", "mean", "-o", tmp_path / "out.npy"]
+    found = CliRunner().invoke(main, [str(word) for word in words])
+    assert found.exit_code == 2 and found.output.count("\n") == 1, found.output
+    assert "t5: csekit runs the encoder alone only of t5, mt5, umt5, longt5, and pegasus needs inputs" in found.output
+
+
+@pytest.mark.parametrize("attention", ["local", "transient-global"])
+def test_longt5_is_its_encoder(tmp_path: Path, attention: str) -> None:
+    """It was refused as a model that needs inputs for its decoder."""
+    from transformers import AutoTokenizer, LongT5Config, LongT5EncoderModel, LongT5Model
+
+    folder = t5_folder(tmp_path / "t5", "T5", "T5Model")
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+    blocks = {"encoder_attention_type": attention, "local_radius": 4, "global_block_size": 4}
+    LongT5Model(LongT5Config(vocab_size=10, **sizes, **blocks)).save_pretrained(folder)
+    texts = [*TEXTS, " ".join(["the man plays a dog"] * 4)]
+    model, tokenizer = LongT5EncoderModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        wanted = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    words = ["encode", tmp_path / "texts.txt", "-m", folder, "--pooling", "mean", "-o", tmp_path / "out.npy"]
+    found = CliRunner().invoke(main, [str(word) for word in [*words, "--device", "cpu", "--no_progress"]])
+    assert found.exit_code == 0, found.output
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), torch.stack(wanted).numpy(), atol=1e-5)
 
 
 def _plain_copy(folder: Path) -> Path:

@@ -225,6 +225,32 @@ def test_int8_where_the_tokenizer_names_no_limit(backbone: Path, tmp_path: Path)
     assert load_encoder(tmp_path / "out").max_length == 32
 
 
+def test_a_limit_above_the_positions_of_a_foreign_graph(backbone: Path, tmp_path: Path) -> None:
+    """onnxruntime's error about an index ended the encoding of the first long text."""
+    SimCSEModel.from_backbone(backbone).export(tmp_path / "run", BertTokenizer.from_pretrained(backbone))
+    folder = tmp_path / "out"
+    assert run("export", tmp_path / "run", "-o", folder).exit_code == 0
+    (folder / "export.json").unlink()  # other programs write none
+    for name, field in (
+        ("tokenizer_config.json", "model_max_length"),
+        ("sentence_bert_config.json", "max_seq_length"),
+    ):
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(config | {field: 512}))
+    (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, TEXTS[-1] * 4]) + "\n")
+    words = ("encode", tmp_path / "texts.txt", "-m", folder, "--no_progress", "-o")
+    refused = run(*words, tmp_path / "a.npy", "--max_length", "33")
+    assert refused.exit_code == 2
+    assert refused.output == "error: max_length must be at most 32 for this graph, got 33\n"
+    state = torch.get_rng_state()
+    assert load_encoder(folder).max_length == 32
+    assert torch.equal(torch.get_rng_state(), state)
+    found = run(*words, tmp_path / "b.npy")
+    assert found.exit_code == 0, found.output
+    wanted = load_encoder(tmp_path / "run", device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(np.load(tmp_path / "b.npy")[: len(TEXTS)], wanted, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_token_states_of_a_template_are_pooled_outside(backbone: Path, tmp_path: Path) -> None:
     """The mask token is not the last one: the export has our own pooling module."""
@@ -295,7 +321,7 @@ def test_a_graph_that_differs_is_refused_and_nothing_is_lost(
         (["--pooling", "cls", "--opset", "11"], "--opset must be at least 18, got 11"),
         (["--pooling", "cls", "--dtype", "float16"], "--dtype is for --format sentence-transformers, got 'float16'"),
         (["--pooling", "cls", "--format", "gguf"], "--format must be onnx or sentence-transformers, got 'gguf'"),
-        (["--pooling", "mean", "--format", "sentence-transformers", "--int8"], "are for --format onnx"),
+        (["--pooling", "mean", "--format", "sentence-transformers", "--int8"], "--int8 is for --format onnx"),
         ([], "pooling must be one of 'cls', 'mean'"),
     ],
 )
@@ -351,6 +377,10 @@ def test_another_dtype_of_a_checkpoint_with_adapters(backbone: Path, tmp_path: P
     assert not report["missing_keys"] and not report["unexpected_keys"]
     wanted = load_encoder(tmp_path / "training", device="cpu").encode(TEXTS)
     np.testing.assert_allclose(load_encoder(tmp_path / "out", device="cpu").encode(TEXTS), wanted, atol=1e-5)
+    assert run("export", tmp_path / "training", "-o", tmp_path / "graph", "--int8").exit_code == 0
+    np.testing.assert_allclose(load_encoder(tmp_path / "graph").encode(TEXTS), wanted, atol=1e-4)
+    rounded = load_encoder(tmp_path / "graph/onnx/model_int8.onnx").encode(TEXTS)
+    assert torch.nn.functional.cosine_similarity(torch.tensor(rounded), torch.tensor(wanted)).min() > 0.98
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

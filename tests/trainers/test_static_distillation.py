@@ -88,18 +88,18 @@ def test_a_killed_call_goes_on(tiny_folder: Path, tmp_path: Path, static: Path, 
     calls: list[int] = []
     real = static_distillation.embed_chunk
 
-    def killed_at_the_second(model: Any, tokenizer: Any, chunk: Any, *rest: Any) -> np.ndarray:
+    def killed_at_the_second_block(model: Any, tokenizer: Any, chunk: Any, *rest: Any) -> np.ndarray:
         calls.append(len(chunk.input_ids))
-        if len(calls) == 2:
+        if len(calls) == 3:
             raise KeyboardInterrupt
         return real(model, tokenizer, chunk, *rest)
 
-    monkeypatch.setattr(static_distillation, "embed_chunk", killed_at_the_second)
+    monkeypatch.setattr(static_distillation, "embed_chunk", killed_at_the_second_block)
     words = (tiny_folder, "--pooling", "mean", "--output", tmp_path / "again", "--dims", 8)
     assert run(*words).exit_code != 0
     assert not (tmp_path / "again" / "modules.json").exists()
     assert run(*words).exit_code == 0
-    assert calls == [10, 10, 10, 2]
+    assert calls == [1, 10, 10, 1, 10, 2]  # one token tells the size
     assert not (tmp_path / "again.parts").exists()
     for name in ("model.safetensors", "tokenizer.json"):
         assert (tmp_path / "again" / name).read_bytes() == (static / name).read_bytes()
@@ -128,7 +128,7 @@ static_distillation.distill_static(encoder, Path({str(tmp_path / "again")!r}), s
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--dims", 23), "dims must be at most 22, the number of tokens, got 23"),
+        (("--dims", 23), "dims must be at most 22, the least of the teacher's 32 dimensions and 22 tokens, got 23"),
         (("--dims", -1), "dims must be a number of at least 0, got -1"),
         (("--sif", 1), "sif must be a number of at least 0 and below 1, got 1.0"),
         (("--output", "{folder}"), "holds something else than a static encoder"),
@@ -139,6 +139,19 @@ def test_what_is_refused(tiny_folder: Path, tmp_path: Path, words: tuple[Any, ..
     found = run(tiny_folder, "--pooling", "mean", "--output", tmp_path / "static", *given)
     assert found.exit_code == 2
     assert message in found.output
+
+
+def test_too_many_dimensions_are_told_before_the_vocabulary_is_encoded(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The size of the teacher was compared when all tokens had been encoded."""
+    monkeypatch.setattr(static_distillation, "ordinary_tokens", lambda encoder: [5, 6, 7] * 20)
+    monkeypatch.setattr(static_distillation, "token_vectors", None)
+    found = run(tiny_folder, "--pooling", "mean", "--output", tmp_path / "static", "--dims", 33)
+    assert found.exit_code == 2
+    told = "error: dims must be at most 32, the least of the teacher's 32 dimensions and 60 tokens, got 33\n"
+    assert found.output == told
+    assert list(tmp_path.glob("static*")) == []
 
 
 def test_a_static_encoder_is_no_teacher_of_one(static: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from csekit.encoding.provenance import weights_of, write_atomically
 from csekit.encoding.schema import Schema, check_schema
 from csekit.encoding.yaml_files import read_yaml
-from csekit.evaluation.report.runs import BY_NAME, shown_sections
+from csekit.evaluation.report.runs import BY_NAME, shown_sections, with_shown
 from csekit.evaluation.results import added_setting, read_results
 from csekit.evaluation.results_schema import CardResults
 from csekit.modeling import METHODS
@@ -23,7 +23,7 @@ from csekit.trainers.hub.card_scores import SUITES, SuiteTable, dev_table, suite
 #: In the repository beside the rooms, in a wheel beside the subpackages.
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"
 #: Marks around the part of a card that shows how to load the model.
-_USE, _END_USE = "<!-- use -->", "<!-- end use -->"
+USE, END_USE = "<!-- use -->", "<!-- end use -->"
 
 #: Fields of Transformers' that a card leaves out.
 _NO_SETTING = {
@@ -219,11 +219,11 @@ def write_card(path: Path, text: str) -> None:
 def with_code_section(card: str, path: str) -> str:
     """Return the card of a repository that holds the whole model with its code: the part that shows how to load it is
     replaced. A card without the marks around that part, written by hand, does not change."""
-    start, end = card.find(_USE), card.find(_END_USE)
+    start, end = card.find(USE), card.find(END_USE)
     if start < 0 or end < start:
         return card
     section = _template("custom_code.md.jinja").render(path=path).strip()
-    return card[:start] + section + card[end + len(_END_USE) :]
+    return card[:start] + section + card[end + len(END_USE) :]
 
 
 # From results files
@@ -245,6 +245,7 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
     for name in results.get("imports") or []:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(f"{path}: imports must be names of modules, got {name!r:.80}")
+    results = with_shown(results)
     weights = weights_of(path) if path.is_dir() and scores else {}
     held: dict[tuple[str, ...], tuple[SuiteTable, str | Path]] = {}
     for file in scores:

@@ -6,6 +6,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
+from csekit.evaluation.report.runs import DEV_MODE
+from csekit.evaluation.report.tables import PAIR_SCORES
 from csekit.evaluation.retrieval_data import kind_and_cutoff
 from csekit.evaluation.sts_data import HUB_DATASETS, STS_TASKS
 from csekit.evaluation.transfer_data import TRANSFER_TASKS
@@ -126,6 +128,33 @@ def _classification(results: Mapping[str, Any]) -> SuiteTable:
     return SuiteTable("Classification by mteb's protocol: accuracy × 100.", ["set", "accuracy"], rows, entries)
 
 
+def _own_pairs(results: Mapping[str, Any]) -> SuiteTable:
+    rows, entries = [], []
+    for name, scores in results["pairs"].items():
+        for metric, value in _known({metric: scores.get(metric) for metric in PAIR_SCORES}).items():
+            rows.append([name, f"{scores['n']:,}", PAIR_SCORES[metric], f"{value:.2f}"])
+            entries.append(_entry("sts", name, f"cosine_{metric}", value))
+    return SuiteTable("Pairs of own files, cosine × 100.", ["file", "pairs", "metric", "score"], rows, entries)
+
+
+def _own_classification(results: Mapping[str, Any]) -> SuiteTable:
+    scores = _known({name: task["accuracy"] for name, task in results["own classification"].items()})
+    rows = [[name, f"{value:.2f}"] for name, value in scores.items()]
+    entries = [
+        _entry("text-classification", name, "accuracy", value)
+        for name, value in scores.items()
+        if not name.endswith(DEV_MODE)
+    ]
+    says = "Classification of own files: accuracy × 100 of a logistic regression on the frozen embeddings."
+    return SuiteTable(says, ["set", "accuracy"], rows, entries)
+
+
+def _mteb(results: Mapping[str, Any]) -> SuiteTable:
+    scores = _known({name: task["main_score"] for name, task in results["mteb"].items()})
+    rows = [[name, results["mteb"][name]["metric"], f"{value:.2f}"] for name, value in scores.items()]
+    return SuiteTable("Tasks of mteb: main score × 100.", ["task", "metric", "score"], rows, [])
+
+
 def _clustering(results: Mapping[str, Any]) -> SuiteTable:
     found = results["clustering"]
     scores = {"v_measure": found["v_measure"], "accuracy": found["accuracy"]}
@@ -141,6 +170,9 @@ SUITES: dict[str, Any] = {
     "transfer": _transfer,
     "retrieval": _retrieval,
     "classification": _classification,
+    "pairs": _own_pairs,
+    "own classification": _own_classification,
+    "mteb": _mteb,
     "clustering": _clustering,
 }
 

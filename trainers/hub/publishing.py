@@ -26,7 +26,7 @@ from csekit.modeling import METHODS, OBJECTIVES
 from csekit.modeling.custom_code import export_with_code
 from csekit.modeling.drafts import DiskFullError
 from csekit.trainers.base_trainer import TRAINING_FOLDER
-from csekit.trainers.hub.card import with_code_section
+from csekit.trainers.hub.card import END_USE, USE, with_code_section
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ _TRAINING = rf"{TRAINING_FOLDER}/({_MODEL}|{_TOKENIZER})"
 _CODE = "|".join(re.escape(path.name) for path in Path(modeling.__file__).parent.glob("*.py"))
 _ROOT = re.compile(rf"README\.md|{_MODEL}|{_TOKENIZER}|{_MODULES}")
 _OURS = re.compile(rf"{_ROOT.pattern}|{_TRAINING}|{_CODE}")
+#: The call that loads a model, and its path, in the snippets of a card.
+_LOADED = re.compile(r'\b(SentenceTransformer|from_pretrained|load_encoder)\("(?:[^"\\\n]|\\.)*"')
 #: Base class of the errors of huggingface_hub's HTTP client (httpx or httpx2).
 _HTTPError: Any = HfHubHTTPError.__bases__[0]
 
@@ -278,8 +280,13 @@ def _push(
 
 
 def _of_repository(card: str, name: str, repo_id: str) -> str:
-    """Return the card with snippets that load the repository instead of the folder."""
-    return card.replace(f'("{name}"', f'("{repo_id}"')
+    """Return the card with snippets that load the repository instead of the folder, also of a run that was renamed."""
+    card = card.replace(f'("{name}"', f'("{repo_id}"')
+    start, end = card.find(USE), card.find(END_USE)
+    if start < 0 or end < start:
+        return card
+    section = _LOADED.sub(lambda call: f"{call[1]}({json.dumps(repo_id)}", card[start:end])
+    return card[:start] + section + card[end:]
 
 
 def check_access(repo_id: str, token: str | None = None) -> str:

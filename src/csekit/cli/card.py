@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from .common import check_output, one_line_errors
+from .common import check_output, one_line_errors, refuse_given
 
 
 def card(
+    ctx: typer.Context,
     source: Annotated[Path, typer.Argument(help="A run's folder or results file; or a .yaml that lists cards.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The card; default: README.md in the run's folder.")
@@ -27,6 +28,8 @@ def card(
         from csekit.trainers.hub.card import CardOptions, render_card, results_of, write_card, write_cards
 
         if source.suffix in (".yaml", ".yml"):
+            single = ["output", "scores", "name", "base_model", "license", "language", "dataset"]
+            refuse_given(ctx, single, f"is for the card of a run: write it into the entries of {source.name}")
             for path in write_cards(source):
                 typer.echo(f"written: {path}")
             return

@@ -72,6 +72,16 @@ def check_output(path: Path, folder: bool = False) -> None:
     check_writable(path, folder)
 
 
+def check_results_output(path: Path) -> None:
+    """Raise ValueError or OSError where a results file and the similarities beside it could not be written."""
+    from csekit.evaluation.results import similarities_path
+
+    if path.suffix != ".json":
+        raise ValueError(f"--output must end in .json, got {path.name!r}")
+    for file in (path, similarities_path(path)):
+        check_output(file)
+
+
 def identity(path: str, encoder: "TextEncoder") -> dict[str, Any]:
     """Describe the encoder of a path; two results files whose ``run`` holds the same are of the same encoder."""
     from csekit.encoding import checksum
@@ -87,6 +97,27 @@ def at_least(option: str, value: int | float | None, low: float) -> None:
     """Raise ValueError for the value of an option that is too small, or not a number at all."""
     if value is not None and not value >= low:
         raise ValueError(f"{option} must be at least {low:g}, got {value}")
+
+
+def refuse_given(ctx: typer.Context, names: Sequence[str], reason: str) -> None:
+    """Raise ValueError for an option of the command line that has no effect in the chosen mode.
+
+    Arguments:
+        names: the parameters of the command.
+        reason: the words after the option's name.
+    """
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            value = ctx.params[parameter.name]
+            got = "" if isinstance(value, bool) else f", got {value}"
+            raise ValueError(f"{_spelled(parameter, value)} {reason}{got}")
+
+
+def _spelled(parameter: Any, value: Any) -> str:
+    """Return the long name of an option; of a pair of flags, the one that was given."""
+    names = parameter.secondary_opts if value is False and parameter.secondary_opts else parameter.opts
+    return max(names, key=len)
 
 
 def _import(names: list[str] | None) -> list[str]:

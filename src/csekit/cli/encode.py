@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Imports, check_output, one_line_errors, quiet_transformers
+from .common import Imports, check_output, one_line_errors, quiet_transformers, refuse_given
 
 Model = Annotated[str, typer.Option("--model", "-m", help="A model folder, or a name on the Hub.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="OUT.npy, or OUT.parquet, a folder.")]
 
 
 def encode(
+    ctx: typer.Context,
     file: Annotated[str, typer.Argument(help="txt, csv, tsv, json, jsonl (also .gz, .xz), or parquet.")],
     model: Model,
     output: Output,
@@ -62,8 +63,9 @@ def encode(
         check_output(output, folder=output.suffix == ".parquet")
         if engine == "ray" and imports:
             raise ValueError("--import is not for --engine ray: name the run's export, which needs no module")
-        if engine == "ray" and (shard != "1/1" or dtype != "float32"):
-            raise ValueError("--shard and --dtype are not for --engine ray, which distributes the rows itself")
+        if engine == "ray":
+            reason = "is not for --engine ray, which distributes the rows itself and writes float32"
+            refuse_given(ctx, ["shard", "dtype", "chunk_rows"], reason)
         here: dict[str, Any] = {"dtype": dtype, "shard": shard, "chunk_rows": chunk_rows, "progress": progress}
         run = partial(_with_ray, **common) if engine == "ray" else partial(_locally, **common, **here)
         typer.echo(run(file, output, model, precision, loading))
@@ -88,6 +90,7 @@ def _locally(file: str, output: Path, model: str, precision: str, loading: dict[
 
 
 def merge(
+    ctx: typer.Context,
     output: Annotated[Path, typer.Argument(help="The --output of the shards.")],
     keep: Annotated[bool, typer.Option("--keep", help="Do not delete the shards of an array.")] = False,
 ) -> None:
@@ -95,5 +98,7 @@ def merge(
     with one_line_errors():
         from csekit.encoding import merge_shards
 
+        if output.suffix == ".parquet":
+            refuse_given(ctx, ["keep"], "is for the shards of an array: those of a parquet folder stay")
         merge_shards(output, keep, typer.echo)
         typer.echo(f"written: {output}")

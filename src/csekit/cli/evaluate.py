@@ -5,18 +5,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Imports, check_output, identity, one_line_errors, quiet_transformers, table
+from .common import (
+    Imports,
+    check_results_output,
+    identity,
+    one_line_errors,
+    quiet_transformers,
+    refuse_given,
+    table,
+)
 
 if TYPE_CHECKING:
     from csekit.encoding.encoder import TextEncoder
 
 
 def evaluate(
+    ctx: typer.Context,
     path: Annotated[str, typer.Argument(help="A model folder, a name on the Hub, or 'tfidf'.")],
     data_dir: Annotated[
         str | None,
         typer.Option(
-            "--data_dir", envvar="CSEKIT_DATA", help="Folder in SentEval's layout; 'hub' for the Hub's STS sets."
+            "--data_dir",
+            envvar="CSEKIT_DATA",
+            help="Folder in SentEval's layout; 'hub' for the Hub's STS sets, all but SICK-R.",
         ),
     ] = None,
     tasks: Annotated[
@@ -110,8 +121,6 @@ def evaluate(
 ) -> None:
     """Score an encoder: STS, transfer and the other suites."""
     with one_line_errors():
-        if output is not None and output.suffix != ".json":
-            raise ValueError(f"--output must end in .json, got {output.name!r}")
         if classification_dev is not None and classification is None:
             raise ValueError("--classification_dev needs --classification TRAIN TEST")
         if len(set(truncate_dim or [])) < len(truncate_dim or []):
@@ -119,14 +128,19 @@ def evaluate(
         sizes: list[int | None] = [*truncate_dim] if truncate_dim else [None]
         outputs = [] if output is None else [output_of(output, size) for size in sizes]
         for file in outputs:
-            check_output(file)
+            check_results_output(file)
         files = (*(classification or ()), *([classification_dev] if classification_dev else []))
-        from csekit.evaluation.suites import SuiteOptions, options_of, own_data, resolve_suites
+        from csekit.evaluation.suites import SuiteOptions, on_hub, options_of, own_data, resolve_suites
 
         quiet_transformers()
         chosen = own_data(pairs or (), retrieval or (), files)
+        missing: tuple[str, ...] = ()
         if tasks is not None or not chosen:
-            chosen = {**resolve_suites(tasks or "sts"), **chosen}
+            words, missing = on_hub(tasks or "sts") if data_dir == "hub" else (tasks or "sts", ())
+            chosen = {**resolve_suites(words), **chosen}
+        _refuse_unread(ctx, chosen, data_dir)
+        if missing:
+            typer.echo(f"not scored, since the Hub does not have it in the papers' form: {', '.join(missing)}")
         if data_dir is None and any(":" not in name for name in chosen):
             raise ValueError("--data_dir (or the environment variable CSEKIT_DATA) must name the folder with the sets")
         options = options_of(data_dir, SuiteOptions(text_form, mode, seed, progress))
@@ -137,6 +151,28 @@ def evaluate(
         check_ranks(ranks, truncate_dim)
         loading = (arguments, whitening, ranks, truncate_dim)
         _score(path, chosen, data_dir, options, loading, (outputs, title, overwrite))
+
+
+def _refuse_unread(ctx: typer.Context, chosen: dict[str, tuple[str, ...]], data_dir: str | None) -> None:
+    """Raise ValueError for options that none of the chosen suites reads."""
+    from csekit.evaluation.suites import suite_of
+
+    read = {option for name in chosen for option in suite_of(name).options}
+    suites = {"text_form": "sts, dev, retrieval or geometry", "mode": "transfer or --classification"}
+    for option, words in (suites | {"seed": suites["mode"]}).items():
+        if option not in read:
+            refuse_given(ctx, [option], f"is for {words}, none of which is scored")
+    if data_dir == "hub" and "SICK-R" in chosen.get("sts", ()):
+        raise ValueError("--tasks SICK-R is not on the Hub; SICK-R-all there has all 9,927 pairs of SICK")
+    if not any(":" not in name or name.startswith("mteb:") for name in chosen):
+        refuse_given(ctx, ["data_dir"], "is for --tasks, none of which is scored")
+    folders = [name for name in chosen if ":" not in name and name not in ("sts", "dev")]
+    if data_dir == "hub" and folders:
+        raise ValueError(f"--data_dir must be a folder for {folders[0]}, got 'hub', which has STS sets alone")
+    if data_dir == "hub" and ctx.params["text_form"] != "raw":
+        refuse_given(ctx, ["text_form"], "must be raw with --data_dir hub, whose texts are raw")
+    if ctx.params["output"] is None:
+        refuse_given(ctx, ["title", "overwrite"], "needs --output")
 
 
 def check_ranks(ranks: dict[str, Any], truncate_dim: list[int] | None) -> None:

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Imports, one_line_errors, quiet_transformers
+from .common import Imports, one_line_errors, quiet_transformers, refuse_given
 
 
 def export(
+    ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="A run, a training checkpoint, any encoder's folder, or a Hub name.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder.")],
     format: Annotated[str, typer.Option("--format", help="onnx, or sentence-transformers.")] = "onnx",
@@ -44,8 +45,7 @@ def export(
         if format == "sentence-transformers":
             from csekit.encoding import export_sentence_transformer
 
-            if pooled or normalize or int8:
-                raise ValueError("--pooled, --normalize and --int8 are for --format onnx")
+            refuse_given(ctx, ["pooled", "normalize", "int8", "opset", "data_dir"], "is for --format onnx")
             export_sentence_transformer(model, output, dtype=dtype, **loading)
             typer.echo(f"written: {output}, {dtype}")
             return

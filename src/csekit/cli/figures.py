@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .common import one_line_errors
+from .common import check_output, one_line_errors
 
 
 def figures(
@@ -19,6 +19,7 @@ def figures(
     with one_line_errors():
         from csekit.evaluation.pictures import draw
 
+        check_output(output, folder=True)
         written, missing = draw(results, output, names or ())
         for path in written:
             typer.echo(f"written: {path} ({path.stat().st_size / 1000:.0f} kB)")

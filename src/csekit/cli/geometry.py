@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Imports, check_output, identity, one_line_errors, quiet_transformers, table
+from .common import (
+    Imports,
+    at_least,
+    check_output,
+    check_results_output,
+    identity,
+    one_line_errors,
+    quiet_transformers,
+    refuse_given,
+    table,
+)
 
 if TYPE_CHECKING:
     from csekit.encoding import TextEncoder
@@ -14,6 +24,7 @@ if TYPE_CHECKING:
 
 
 def geometry(
+    ctx: typer.Context,
     path: Annotated[str, typer.Argument(help="A model folder, or a name on the Hub.")],
     data_dir: Annotated[
         str | None,
@@ -65,11 +76,12 @@ def geometry(
 ) -> None:
     """Measure an encoder's space: alignment, uniformity, anisotropy, clusters of titles or of a file, a map."""
     with one_line_errors():
-        if output is not None and output.suffix != ".json":
-            raise ValueError(f"--output must end in .json, got {output.name!r}")
+        if output is not None:
+            check_results_output(output)
         _check_picture(picture, labelled, points, colour)
-        for file in filter(None, (output, picture)):
-            check_output(file)
+        _refuse_unread(ctx)
+        if picture is not None:
+            check_output(picture)
         target = (output, title, overwrite)
         if labelled is not None:
             source = (labelled, text_column, label_column)
@@ -89,12 +101,35 @@ def geometry(
             )
         data = _load(data_dir, options, clusters)
         encoder = load_encoder(path, pooling=pooling, device=device)
+        run = _described(path, encoder, *_settings(data, options, clusters), target)
         started = time.perf_counter()
         found = _measure(encoder, data, options, clusters)
         if output is not None:
             seconds = time.perf_counter() - started
-            _write(output, path, encoder, found, title or encoder.name, round(seconds, 1), overwrite)
+            _write(output, run, found, (encoder.name, title or encoder.name), round(seconds, 1), overwrite)
             typer.echo(f"written: {output}")
+
+
+def _refuse_unread(ctx: typer.Context) -> None:
+    """Raise ValueError for options that the chosen scores, map and picture do not read."""
+    given = ctx.params
+    at_least("--point_clusters", given["point_clusters"], 1)
+    if given["labelled"] is not None:
+        pairs = ["data_dir", "split", "threshold", "clustering", "text_form"]
+        refuse_given(ctx, pairs, "must be left out with --labelled, which is scored instead of STS-B and the titles")
+    else:
+        refuse_given(ctx, ["text_column", "label_column"], "needs --labelled FILE")
+        if not given["clustering"]:
+            reason = "has no effect with --no_clustering"
+            refuse_given(ctx, ["points", "point_clusters", "perplexity", "seed"], reason)
+    if given["points"] == 0:
+        refuse_given(ctx, ["point_clusters", "perplexity"], "is for the map, which --points 0 leaves out")
+    if given["picture"] is None:
+        refuse_given(ctx, ["colour"], "needs --picture NAME.png")
+    if given["output"] is None:
+        refuse_given(ctx, ["overwrite"], "needs --output")
+        if given["picture"] is None:
+            refuse_given(ctx, ["title"], "needs --output or --picture")
 
 
 def _check_picture(picture: Path | None, labelled: Path | None, points: int, colour: str) -> None:
@@ -139,12 +174,13 @@ def _score_labelled(
         points=points, point_clusters=clusters, perplexity=shape["perplexity"], seed=shape["seed"]
     )
     encoder = load_encoder(path, pooling=loading[0], device=loading[1])
+    run = _described(path, encoder, {"clustering": options}, {"clustering": texts.checksum()}, target)
     started = time.perf_counter()
     scores = cluster_texts(encoder, texts, options)
     seconds = round(time.perf_counter() - started, 1)
     typer.echo(table(*scores.table()) + "\n")
     if output is not None:
-        _write(output, path, encoder, {"clustering": scores}, title or encoder.name, seconds, overwrite)
+        _write(output, run, {"clustering": scores}, (encoder.name, title or encoder.name), seconds, overwrite)
         typer.echo(f"written: {output}")
     if picture is not None and scores.map is not None:
         head = f"{title or encoder.name}: V-measure {scores.v_measure:.1f}"
@@ -184,19 +220,49 @@ def _measure(
     return found
 
 
+def _settings(
+    data: tuple[Any, Any], options: "GeometryOptions", clusters: "ClusteringOptions | None"
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options and the checksum of the data of each kind of scores."""
+    from csekit.evaluation.clustering import LABELS, LabelledTexts
+
+    pairs, clustered = data
+    settings, checksums = {"geometry": options}, {"geometry": pairs.checksum()}
+    if clusters is None:
+        return settings, checksums
+    titles, labels = clustered
+    texts = LabelledTexts("StackOverflow", tuple(titles), labels, LABELS)
+    return {**settings, "clustering": clusters}, {**checksums, "clustering": texts.checksum()}
+
+
+def _described(
+    path: str,
+    encoder: "TextEncoder",
+    options: dict[str, Any],
+    checksums: dict[str, str],
+    target: tuple[Path | None, str | None, bool],
+) -> dict[str, Any]:
+    """Describe the run for its results file. Raises FileExistsError: the file holds another run."""
+    from csekit.evaluation.results import check_replaceable
+
+    output, _, overwrite = target
+    if output is None:
+        return {}
+    settings = {name: repr(each) for name, each in options.items()}
+    run = {**identity(path, encoder), "settings": settings, "data": checksums}
+    if not overwrite:
+        check_replaceable(output, run)
+    return run
+
+
 def _write(
-    output: Path, path: str, encoder: "TextEncoder", found: dict[str, Any], title: str, seconds: float, overwrite: bool
+    output: Path, run: dict[str, Any], found: dict[str, Any], names: tuple[str, str], seconds: float, overwrite: bool
 ) -> None:
     from csekit.encoding import environment
     from csekit.evaluation import write_results
 
     contents = {name: scores.to_dict() for name, scores in found.items()}
-    run = {
-        **identity(path, encoder),
-        "settings": {name: repr(scores.options) for name, scores in found.items()},
-        "data": {name: content["checksum"] for name, content in contents.items()},
-    }
-    results = {"run": run, "name": encoder.name, "title": title, **contents, "environment": environment()}
+    results = {"run": run, "name": names[0], "title": names[1], **contents, "environment": environment()}
     results["seconds"] = {"total": seconds}
     similarities = found["geometry"].similarities() if "geometry" in found else None
     write_results(output, results, similarities, overwrite=overwrite)

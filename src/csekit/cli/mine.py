@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from .common import Imports, check_output, one_line_errors, quiet_transformers
+from .common import Imports, check_output, one_line_errors, quiet_transformers, refuse_given
 
 
 def mine(
+    ctx: typer.Context,
     pairs: Annotated[Path, typer.Argument(help="Pairs of query and positive: .csv, .tsv, .json, .jsonl, .parquet.")],
     model: Annotated[str, typer.Option("--model", "-m", help="The encoder: a folder, or a name on the Hub.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The triplets: NAME.jsonl or NAME.csv.")],
@@ -64,6 +65,8 @@ def mine(
         )
         if corpus is None and corpus_column is not None:
             raise ValueError("--corpus_column needs --corpus, the file with further texts")
+        if guide is None:
+            refuse_given(ctx, ["guide_margin", "guide_pooling"], "needs --guide, an encoder")
         if columns is not None and len(columns) != 2:
             raise ValueError(f"--columns must be two names, of query and positive, got {' '.join(columns)}")
         check_output(output)

@@ -15,6 +15,7 @@ from .common import (
     one_line_errors,
     quiet_transformers,
     read_queries,
+    refuse_given,
     terminal_width,
     wrapped_neighbor,
 )
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 def neighbors(
+    ctx: typer.Context,
     a: Annotated[str, typer.Argument(help="A model folder, or a name on the Hub.")],
     b: Annotated[str, typer.Argument(help="The model to compare it with.")],
     corpus: Annotated[Path, typer.Option("--corpus", help="A text file with one sentence on each line.")],
@@ -54,11 +56,14 @@ def neighbors(
         quiet_transformers()
         from csekit.encoding import checksum, load_encoder
         from csekit.evaluation import draw_sentences, nearest_neighbors, read_sentences
-        from csekit.evaluation.neighbors import check_ending, shared_fraction, write_neighbors
+        from csekit.evaluation.neighbors import check_ending, check_replaceable, shared_fraction, write_neighbors
 
         if output is not None:
             check_ending(output)
             check_output(output)
+            check_replaceable(output)
+        if queries is not None or query:
+            refuse_given(ctx, ["sample", "seed"], "is for drawn queries: leave it out with --query and --queries")
         sentences = read_sentences(corpus, least=2)
         drawn = queries is None and not query
         asked = draw_sentences(sentences, sample, seed) if drawn else read_queries(queries, query, "--queries")

@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from .common import check_output, one_line_errors
+from .common import check_output, one_line_errors, refuse_given
 
 
 def pairs(
+    ctx: typer.Context,
     documents: Annotated[Path, typer.Argument(help="Documents: .jsonl, an object a line (also .gz, .xz).")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The pairs: NAME.jsonl or NAME.csv.")],
     kind: Annotated[
@@ -29,6 +30,12 @@ def pairs(
         from csekit.trainers.data.document_pairs import DocumentPairs, write_document_pairs
 
         settings = DocumentPairs(kind, unit, text_field, title_field, min_words, span_words, spans, seed)
+        if kind == "spans":
+            refuse_given(ctx, ["unit", "min_words"], "is for passages, got --kind spans")
+        else:
+            refuse_given(ctx, ["span_words", "spans", "seed"], "is for --kind spans")
+        if kind != "title":
+            refuse_given(ctx, ["title_field"], "is for --kind title")
         counts = write_document_pairs(documents, output, settings)
         told = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())
         typer.echo(f"written: {output}: {told}")

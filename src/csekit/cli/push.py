@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from .common import one_line_errors, quiet_transformers
+from .common import one_line_errors, quiet_transformers, refuse_given
 
 
 def push(
+    ctx: typer.Context,
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     repo: Annotated[str, typer.Argument(help="On the Hub: NAME, or NAMESPACE/NAME.")],
     private: Annotated[
@@ -39,6 +40,8 @@ def push(
         quiet_transformers()
         from csekit.trainers.hub.publishing import push_run
 
+        if custom_code:
+            refuse_given(ctx, ["no_training"], "has no effect with --custom_code, which publishes the whole model")
         commit = push_run(
             run,
             repo,

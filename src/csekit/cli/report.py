@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import Imports, check_output, model_labels, one_line_errors, quiet_transformers
+from .common import Imports, check_output, model_labels, one_line_errors, quiet_transformers, refuse_given
 
 if TYPE_CHECKING:
     from csekit.evaluation.report.page import SearchData
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def report(
+    ctx: typer.Context,
     runs: Annotated[list[str], typer.Argument(help="Run folders, or results files NAME.json.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Page to write, NAME.html.")] = Path("report.html"),
     corpus: Annotated[
@@ -41,6 +42,8 @@ def report(
         from csekit.evaluation.report.page import build_report, check_page_name, find_figures, write_report
         from csekit.evaluation.report.runs import read_run
 
+        if corpus is None:
+            refuse_given(ctx, ["sentences", "seed", "pooling"], "needs --corpus, whose sentences are searched")
         check_page_name(output)
         check_output(output)
         labels = label or model_labels(runs)

@@ -138,6 +138,7 @@ def test_missing_parts_say_so(tmp_path: Path) -> None:
         "transfer scores",
         "classification scores",
         "retrieval scores",
+        "mteb scores",
         "geometry scores",
         "nearest neighbours",
         "figures",

@@ -220,6 +220,22 @@ def test_scores_on_an_own_collection_are_on_the_card(run: Path, tmp_path: Path) 
     assert "| mine | ndcg@10 | 50.72 |" in card and "| STS-B, 97 queries | recall@1 | 60.50 |" in card
 
 
+def test_scores_on_own_pairs_and_texts_and_mteb_tasks_are_on_the_card(run: Path, tmp_path: Path) -> None:
+    """Keys such as ``pairs:mine`` were left out without a word."""
+    pairs = {"tasks": {"mine": {"spearman": 61.234, "pearson": 60.0, "n": 1200}}}
+    topics = {"tasks": {"topics": {"accuracy": 91.5}}, "mode": "test"}
+    mteb = {"name": "News", "metric": "v_measure", "main_score": 33.25, "splits": {}, "source": {}}
+    content = {"pairs:mine": pairs, "classification:topics": topics, "mteb:News/en": mteb}
+    scores = write_results(tmp_path / "scores.json", content)
+    done = CliRunner().invoke(main, ["card", str(run), "--scores", str(scores)])
+    assert done.exit_code == 0, done.output
+    card = ModelCard.load(run / "README.md")
+    for row in ("mine | 1,200 | Spearman | 61.23", "topics | 91.50", "News/en | v_measure | 33.25"):
+        assert f"| {row} |" in card.text
+    found = {(entry.dataset_name, entry.metric_type) for entry in card.data.eval_results}
+    assert {("mine", "cosine_spearman"), ("topics", "accuracy")} <= found
+
+
 def test_two_files_with_other_scores_of_one_suite_are_refused(run: Path, tmp_path: Path) -> None:
     """The last file won without a word."""
     transfer = {"tasks": {"MR": {"accuracy": 81.5, "seconds": {"fit": 2.0}}}, "mode": "test"}

@@ -171,6 +171,19 @@ def test_a_second_push_replaces_what_the_first_one_wrote_and_nothing_else(hub: A
     assert json.loads(files["config.json"])["label"] == "new"
 
 
+def test_the_card_of_a_renamed_run_loads_the_repository(
+    hub: Any, worker: Any, published: Path, tmp_path: Path
+) -> None:
+    """Its snippets named the folder that was renamed."""
+    renamed = Path(shutil.copytree(published, tmp_path / "renamed"))
+    for words in ((), ("--custom_code",)):
+        done = worker.push(renamed, "me/renamed", *words)
+        assert done.code == 0, done.errors
+        card = hub.repositories["me/renamed"].files()["README.md"].decode()
+        assert 'from_pretrained("me/renamed"' in card
+        assert '("first"' not in card and '("renamed"' not in card
+
+
 def test_a_branch_and_a_proposal(hub: Any, worker: Any, run: Path) -> None:
     hub.create("her/model")
     refused = worker.push(run, "her/model")
