@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow
+import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
@@ -249,6 +252,20 @@ def test_an_output_that_cannot_be_written_is_told_before_the_work(
     line = told(found)
     assert Path(output).stem in line
     assert "cannot be written" in line or "must be a f" in line
+
+
+def test_a_full_disk_of_the_cache_of_datasets(tmp_path: Path, tiny_folder: Path, monkeypatch: Any) -> None:
+    """It was told as a file that is not readable as parquet."""
+    texts = [f"the dog {'runs ' * 40}{i}" for i in range(2000)]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "texts.parquet")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        found = run("check", tmp_path / "texts.parquet", "--model", tiny_folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cache: no space left on the disk" in told(found)
 
 
 # The files of a model's folder

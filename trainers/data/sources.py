@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from csekit.encoding.text_files import ROWS, CorpusError, RowBatch, Scan, file_columns, file_kind, read_batches
+from csekit.modeling.drafts import DiskFullError, full_disk_told
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def file_source(
                 "parquet", data_files=files, split="train", streaming=streaming, cache_dir=cache
             )
         except (datasets.exceptions.DatasetGenerationError, pa.ArrowException) as error:
+            _tell_full_disk(error.__cause__, Path(cache or datasets.config.HF_DATASETS_CACHE))
             raise CorpusError(f"{', '.join(files)}: not readable as parquet ({error.__cause__ or error})") from None
         source = table_source(table, columns, name)
         return Source(source.columns, name, tuple(paths), source.table)
@@ -104,6 +106,19 @@ def file_source(
         if other != chosen[0]:
             raise CorpusError(f"{path}: columns {', '.join(other)}, but {paths[0]} has {', '.join(chosen[0])}")
     return Source(chosen[0], name, tuple(paths))
+
+
+def _tell_full_disk(error: BaseException | None, cache: Path) -> None:
+    """Raise DiskFullError if ``datasets`` could not write its cache because the disk is full."""
+    if not isinstance(error, OSError):
+        return
+    try:
+        with full_disk_told(cache):
+            raise error
+    except DiskFullError as full:
+        raise full from None
+    except OSError:
+        return  # of the file that is read
 
 
 def _check_parquet(path: Path) -> None:

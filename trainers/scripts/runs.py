@@ -267,7 +267,8 @@ def next_commands(folder: Path, run: RunArguments) -> str:
     corpus = run.train_file or "sentences.txt"
     lines = corpus.endswith(".txt")  # a sentence a line
     place = {"corpus": shlex.quote(corpus), "folder": shlex.quote(str(folder))}
-    column = [] if lines else ["--column", shlex.quote(run.columns[0] if run.columns else "COLUMN")]
+    plain = corpus.removesuffix(".gz").removesuffix(".xz").endswith(".txt")
+    column = [] if plain else ["--column", shlex.quote(run.columns[0] if run.columns else "COLUMN")]
     report = ["csekit report", place["folder"], *(["--corpus", place["corpus"]] if lines else []), "-o report.html"]
     encode = ["csekit encode", place["corpus"], *column, "--model", place["folder"], "-o embeddings.npy"]
     return f"Next: {' '.join(report)}\n      {' '.join(encode)}"

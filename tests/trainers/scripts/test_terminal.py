@@ -1,5 +1,6 @@
 """What a training, an evaluation and an encoding leave on the terminal: their own lines, each once."""
 
+import gzip
 import os
 import re
 import runpy
@@ -75,6 +76,17 @@ def test_a_run_prints_no_bars_of_weights_and_ends_with_commands_that_work(
     assert scored.exit_code == 0, scored.output
     printed = capfd.readouterr()
     assert [noise for noise in NOISE if noise in printed.out + printed.err] == []
+
+
+def test_packed_text_needs_no_column(train: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:
+    """``--column COLUMN`` stood in the command, which ``csekit encode`` refuses for plain text."""
+    with gzip.open("texts.txt.gz", "wb") as file:
+        file.write(Path("texts.txt").read_bytes())
+    assert train(train_file="texts.txt.gz") == 0
+    (line,) = (line for line in capfd.readouterr().out.splitlines() if "csekit encode" in line)
+    assert line.split()[:5] == ["csekit", "encode", "texts.txt.gz", "--model", "run"]
+    done = CliRunner().invoke(main, [*line.split()[1:], "--no_progress", "--device", "cpu"])
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.slow
