@@ -49,6 +49,7 @@ from .projectors import build_projector
 from .random_streams import own_stream, state_seed
 from .registry import registered
 from .templates import Templates, locate_templates
+from .text_keys import TEXT_KEYS
 from .whitening import group_whitened, order_of_dimensions
 
 
@@ -500,7 +501,8 @@ class CSEModel(EncoderWrapper):
         Arguments:
             input_ids_BCL, attention_mask_BCL: (B, C, L) int64.
             token_counts_BC: (B, C) the number of real tokens of each text, on the host; optional.
-            batch: the collator's further keys, with the views' perturbations if there are any.
+            batch: the collator's further keys, with the views' perturbations if there are any, and with the hashes of
+                the original texts (``text_keys``, (B, C) int64) if the views hold changed ones.
         """
         columns = input_ids_BCL.shape[1]
         views = max(columns, 1 if self.single_view else 2)
@@ -513,7 +515,11 @@ class CSEModel(EncoderWrapper):
             note_counts(mask, [row[column % columns] for column in range(views) for row in token_counts_BC])
         h_NH, attentions = self.attended_in_chunks(ids, mask, views, batch or {})
         h, raw, z = self.encode_rows(ids, mask, views, batch or {}, h_NH=h_NH)
-        texts = self.templates.text_keys(ids, mask, views).unflatten(0, (views, -1))
+        given_BC = (batch or {}).get(TEXT_KEYS)
+        if given_BC is None:
+            texts = self.templates.text_keys(ids, mask, views).unflatten(0, (views, -1))
+        else:
+            texts = given_BC.T.expand(views, -1).contiguous()
         return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts, raw=raw, attentions=attentions)
 
     def attended_in_chunks(

@@ -669,3 +669,33 @@ def test_further_positives_that_nothing_reads_are_told(
     caplog.clear()
     small_run(tmp_path / "other", fields=fields | {"group_weight": 1.0})
     assert "nothing reads them" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"augmentation": "shuffle"},
+        {"augmentation": "delete", "fields": {"queue_weight": 1.0, "queue_size": 16}},
+        {"mask_contrastive_input": True, "fields": {"mlm_weight": 0.1, "mlm_probability": 0.5}},
+        {"mask_contrastive_input": True, "columns": ["s0", "s1"], "fields": {"mlm_weight": 0.1}},
+    ],
+)
+def test_identical_texts_are_those_of_the_corpus_whatever_changes_the_views(
+    small: Any, small_backbone: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Regression: the texts were compared as they were after the change, so that ``mask_identical`` did nothing."""
+    pairs = "columns" in options
+    lines = 2 * [f"the {a} dog runs in the house {b} ." for a in ("red", "blue") for b in ("fast", "slow")]
+    texts = tmp_path / ("texts.tsv" if pairs else "texts.txt")
+    rows = ["s0\ts1", *(f"{line}\ta man plays {n % 4 * ' guitar'}" for n, line in enumerate(lines))] if pairs else lines
+    texts.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    kept, left_out = [], []
+    for masked, losses in ((False, kept), (True, left_out)):
+        fields = options.get("fields", {}) | {"mask_identical": masked}
+        more = options | {"fields": fields, "max_steps": 1, "kind": Recording, "max_seq_length": 16}
+        trainer = small.make_trainer(small_backbone, texts, tmp_path / f"run-{masked}", **more)
+        trainer.train()
+        ((_, _, terms, metrics),) = trainer.seen
+        assert metrics["identical_texts"] == 8
+        losses.append(terms["contrastive"])
+    assert left_out[0] < kept[0] - 0.05

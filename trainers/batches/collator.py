@@ -22,6 +22,7 @@ from csekit.modeling.objectives import (
     TargetSpec,
     further_columns,
 )
+from csekit.modeling.text_keys import TEXT_KEYS, text_keys
 from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize, training_length
 from csekit.trainers.batches.editing import edited_copy
 from csekit.trainers.batches.masking import (
@@ -114,6 +115,8 @@ class CSECollator:
             - ``token_counts`` (B, C) int64: the number of real tokens, as a numpy array, which stays on the host when
               tensors move to a device. Copies with their own mask have ``<name>_token_counts``.
             - ``index`` (B,) int64 sample indices; ``return_loss`` True.
+            - ``text_keys`` (B, C) int64, with an augmentation or ``mask_contrastive_input``: the hashes of the original
+              texts, an augmented one's is its sentence's.
             - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
               ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
               independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). The docstrings of
@@ -151,6 +154,8 @@ class CSECollator:
             "index": torch.from_numpy(index_B),
             "return_loss": True,
         }
+        if self.augmentation is not None or self.mask_contrastive_input:
+            batch[TEXT_KEYS] = self._text_keys(tokens, B, C)
         for place, vectors in enumerate(self.teachers):
             found = torch.from_numpy(vectors[index_B].astype(np.float32))
             first, *others = [found] if found.ndim == 2 else [each.contiguous() for each in found.unbind(1)]
@@ -256,6 +261,12 @@ class CSECollator:
         first, last = (np.array([ends[i] for i in chosen])[:, None] for ends in (tokens.first, tokens.last))
         lengths = np.array([len(tokens.input_ids[i]) for i in chosen])
         return ids, (places >= first) & (places < last), lengths
+
+    def _text_keys(self, tokens: TokenizedTexts, B: int, C: int) -> torch.Tensor:
+        """Return the hashes of the original texts, (B, C); the second of two columns is an augmentation of the first."""
+        ids, own, _ = self._rows(tokens, range(C * B))
+        keys_BC = text_keys(torch.from_numpy(ids), torch.from_numpy(own).long()).view(C, B).T
+        return (keys_BC if self.augmentation is None else keys_BC[:, :1].expand(B, C)).contiguous()
 
     def _copies(
         self, name: str, spec: MaskingSpec, own: Any, index_B: np.ndarray, epoch_B: np.ndarray
