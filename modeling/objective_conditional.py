@@ -80,6 +80,7 @@ class ConditionalMaskedLM(Objective):
 
     def __init__(self, config: ConditionalMaskedLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
+        self.reads_z = config.condition == "z"
         self.lm = ConditionalLM(encoder_config)
 
     @property
@@ -121,6 +122,7 @@ class CorrectiveLM(EditingObjective):
 
     def __init__(self, config: CorrectiveLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
+        self.reads_z = config.condition == "z"
         self.lm = ConditionalLM(encoder_config)
         self.copy_head = nn.Linear(encoder_config.hidden_size, 1)
 

@@ -96,6 +96,7 @@ class ReplacedTokenDetection(EditingObjective):
 
     def __init__(self, config: ReplacedTokenDetectionConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
+        self.reads_z = config.condition == "z"
         own = deepcopy(encoder_config)
         if config.discriminator_config is not None:
             fields = dict(config.discriminator_config)

@@ -482,6 +482,30 @@ def test_every_trainable_weight_moves_and_frozen_ones_stay(
     assert torch.equal(frozen, before["backbone.embeddings.position_embeddings.weight"])
 
 
+class GradientsKept(CSETrainer):
+    """Names the trainable weights that got no gradient."""
+
+    without: set[str] | frozenset[str] = frozenset()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        missing = {name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None}
+        self.without = self.without | missing
+        return loss
+
+
+@pytest.mark.parametrize("name", ["rtd", "conditional_mlm", "corrective_lm"])
+def test_a_projector_that_a_condition_on_h_leaves_out_is_frozen(
+    small_run: SmallRun, tmp_path: Path, name: str
+) -> None:
+    """Regression: DistributedDataParallel ends a run with a weight that gets no gradient."""
+    fields = {"objectives": [name], "condition": "h", f"{name}_weight": 1.0, "contrastive_weight": 0.0}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, kind=GradientsKept, max_steps=1)
+    trainer.train()
+    assert trainer.without == set()
+    assert not any(p.requires_grad for p in trainer.model.projector.parameters())
+
+
 def test_a_stream_passes_over_its_rows_again(small_run: SmallRun, tmp_path: Path) -> None:
     trainer = small_run(tmp_path / "run", 20, kind=Recording, streaming=True, max_steps=5)
     trainer.train()
