@@ -292,15 +292,22 @@ class CSEModel(EncoderWrapper):
         Arguments:
             cut: the views are cut to some dimensions: only what reads them, and nothing that keeps a state.
         """
+        reading = self.reads_cut_vectors()
         contrasted = self.as_contrasted(views)
         terms, metrics = self.contrast(contrasted, self.modified(contrasted, copies, encode, seed))
         for objective in self.auxiliaries():
-            if cut and (isinstance(objective, ContrastModifier) or not objective.reads_vectors):
+            if cut and (isinstance(objective, ContrastModifier) or objective.config.name not in reading):
                 continue
             with own_stream(objective.config.name, seed, views.h.device):
                 more, diagnostics = objective(views, copies, encode)
             terms, metrics = terms | more, metrics | diagnostics
         return terms, metrics
+
+    def reads_cut_vectors(self) -> set[str]:
+        """Return the names of the objectives that read vectors which Matryoshka training cuts: z, and h if it is the
+        embedding."""
+        behind = self.config.projector_at_inference and self.config.projector != "none"
+        return {o.config.name for o in self.auxiliaries() if o.reads_vectors and (o.reads_z or not behind)}
 
     def nested(
         self,
@@ -313,12 +320,13 @@ class CSEModel(EncoderWrapper):
     ) -> dict[str, Tensor]:
         """Return Σ_d w_d · (the terms of the first d dimensions), the full size included (Matryoshka, Eq. 1).
 
-        Terms that read no vector of a sentence count once. Every size draws the same random numbers. ``metrics`` gets
+        Terms that read no vector of a sentence count once, and so do those that read h alone if the projector is part
+        of the embedding, since only z is cut then. Every size draws the same random numbers. ``metrics`` gets
         the contrast of each size, ``contrastive_<d>``, unweighted.
         """
         config = self.config
         sizes = sizes_and_weights(config.matryoshka_dims, config.matryoshka_weights, config.hidden_size)
-        reading = {"contrastive"} | {o.config.name for o in self.auxiliaries() if o.reads_vectors}
+        reading = {"contrastive"} | self.reads_cut_vectors()
         full = sizes.pop(config.hidden_size)
         total = {name: full * term if name in reading else term for name, term in terms.items()}
         for size, weight in sizes.items():
