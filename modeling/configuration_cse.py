@@ -38,6 +38,7 @@ class CSEConfig(EncoderWrapperConfig):
         prompt_frames: the tokens of the templates, for these two fields; ``from_backbone`` sets it.
         projector: ``tanh`` (SimCSE), ``batchnorm`` (DiffCSE, InfoCSE), ``linear`` (MSSE) or ``none``; training only.
         projector_at_inference: keep the projector for embeddings (supervised SimCSE); False returns the pooled state.
+            A term of the loss must train it.
         projector_size: size of z behind a ``linear`` projector; default: the encoder's. Distillation maps to the
             teacher's size with it.
         contrastive_weight: factor of the contrastive term; 0 leaves the term out (InfoCSE Table 5).

@@ -146,6 +146,7 @@ class CSEModel(EncoderWrapper):
             attend_both_ways(skeleton)
             encoder_config.is_causal = whole_config.is_causal = False  # the objectives' encoders copy it
         model = cls(model_config, backbone=skeleton)
+        model.check_projector()
         model.backbone = load_backbone(name_or_path, whole_config, type(skeleton), attn_implementation)
         if layers is not None:
             keep_layers(model.backbone, encoder_config, layers)
@@ -181,8 +182,24 @@ class CSEModel(EncoderWrapper):
             objective.freeze()
         if self.config.lora is not None:
             freeze_but_lora(self.backbone)
-        if not self.config.contrastive_weight and not any(o.reads_z for o in self.auxiliaries()):
+        if not self.trains_projector:
             self.projector.requires_grad_(False)
+
+    @property
+    def trains_projector(self) -> bool:
+        """True if the contrast or an objective reads what the projector returns."""
+        return bool(self.config.contrastive_weight) or any(o.reads_z for o in self.auxiliaries())
+
+    def check_projector(self) -> None:
+        """Raise ValueError for a new projector that is kept at inference, and that no term of the loss trains."""
+        config = self.config
+        if config.projector_at_inference and config.projector != "none" and not self.trains_projector:
+            names = ", ".join(repr(objective.config.name) for objective in self.auxiliaries())
+            raise ValueError(
+                f"projector_at_inference must be False, or projector 'none', with contrastive_weight 0 and {names}, "
+                "which train no projector: embeddings would go through random weights, got True and "
+                f"{config.projector!r}"
+            )
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Save a training checkpoint as Transformers does, with the adapters of ``lora`` in ``adapter/`` as well."""
