@@ -235,9 +235,10 @@ class CSEConfig(EncoderWrapperConfig):
                 "second_view_weight must be greater than 0 without further_positives that the contrast reads, got 0"
             )
         check_type("contrast_dims", self.contrast_dims, CSEConfig.__annotations__["contrast_dims"])
-        if self.contrast_dims is not None and not 1 <= self.contrast_dims <= self.hidden_size:
+        if self.contrast_dims is not None and not 1 <= self.contrast_dims <= self.projected_size:
+            what = "hidden size" if self.projected_size == self.hidden_size else "projector_size"
             raise ValueError(
-                f"contrast_dims must be from 1 to the hidden size, {self.hidden_size}, got {self.contrast_dims}"
+                f"contrast_dims must be from 1 to the {what}, {self.projected_size}, got {self.contrast_dims}"
             )
 
     def _check_whitening(self) -> None:

@@ -209,3 +209,17 @@ def test_the_peer_starts_from_the_checkpoint_trains_and_is_not_exported(checkpoi
 def test_values_that_are_not_allowed(checkpoint, fields, words):
     with pytest.raises(ValueError, match=words):
         CSEModel.from_backbone(checkpoint("bert"), objectives=["peer", "group"], **fields)
+
+
+@pytest.mark.parametrize(("size", "dims"), [(24, 20), (8, 8)])
+def test_the_contrast_s_dimensions_are_those_of_the_projected_vectors(checkpoint, batch_of, size, dims):
+    """Regression: they were compared with the hidden size, 16: 20 of 24 were refused, and 12 of 8 were 8."""
+    mapped = {"projector": "linear", "projector_size": size}
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), contrast_dims=dims, **mapped)
+    batch = batch_of(model)
+    z = model.encode_views(batch["input_ids"], batch["attention_mask"]).z[..., :dims]
+    cosines = torch.nn.functional.cosine_similarity(z[0][:, None], z[1][None], dim=-1)
+    expected = torch.nn.functional.cross_entropy(cosines / 0.05, torch.arange(len(cosines)))
+    torch.testing.assert_close(model(**batch).loss, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=f"contrast_dims must be from 1 to the projector_size, {size}, got {size + 1}"):
+        CSEModel.from_backbone(checkpoint("bert"), contrast_dims=size + 1, **mapped)
