@@ -50,6 +50,7 @@ from csekit.trainers.memory import check_memory
 from csekit.trainers.objective_warmup import (
     OBJECTIVES_FOLDER,
     WEIGHTS,
+    check_own_weights,
     check_warmup,
     load_objectives,
     objectives_alone,
@@ -546,6 +547,7 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
             f"{', '.join(corpus.columns)}"
         )
     check_objectives(model, args, corpus, len(corpus.columns) - further)
+    check_own_weights(model, args.objective_learning_rate, args.objectives_from)
     augmentation = make_augmentation(args.augmentation, args.augmentation_rate, args.augmentation_span)
     check_augmentation(augmentation, corpus, further)
     one_text = len(corpus.columns) - further == 1 and augmentation is None and not any(model.config.view_changes)
