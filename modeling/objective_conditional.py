@@ -65,6 +65,7 @@ class ConditionalMaskedLM(Objective):
     config_class = ConditionalMaskedLMConfig
     from_all_layers = True
     cacheable = True
+    compares_views = False
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode
@@ -103,6 +104,7 @@ class CorrectiveLM(EditingObjective):
 
     config_class = CorrectiveLMConfig
     cacheable = True
+    compares_views = False
     from_all_layers = True
 
     def forward(

@@ -111,6 +111,7 @@ class RankingDistillation(Objective):
     config_class = RankingDistillationConfig
     config: RankingDistillationConfig
     cacheable = True
+    compares_views = False
     any_size = True
     reference_vectors: list[Tensor]
 

@@ -67,6 +67,7 @@ class ReplacedTokenDetection(EditingObjective):
 
     config_class = ReplacedTokenDetectionConfig
     cacheable = True
+    compares_views = False
     from_all_layers = True
     may_stay_new = ("discriminator.condition.",)  # a discriminator from pre-training has read no vector
 

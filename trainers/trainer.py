@@ -536,6 +536,33 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
         raise ValueError(f"references must be at most the corpus's rows, {corpus.rows}, got {references}")
 
 
+def check_equal_views(model: CSEModel, args: CSETrainingArguments, columns: int, fields: str) -> None:
+    """Check that an encoder without dropout gives no sentence an equal positive.
+
+    Arguments:
+        columns: number of the contrastive ones.
+        fields: names of the encoder's dropout, for the message.
+
+    Raises:
+        ValueError: two views that are compared, or a further positive and its sentence, are the same text.
+    """
+    config = model.config
+    contrast = config.contrastive_weight and config.second_view_weight
+    compared = contrast or any(objective.compares_views for objective in model.auxiliaries())
+    one_text = columns == 1 and args.augmentation == "none" and config.second_prompt_template is None
+    changed = args.mask_contrastive_input or any(config.view_changes)
+    if one_text and compared and not changed:
+        raise ValueError(
+            f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({fields}): "
+            "set dropout, e.g. --dropout 0.1, choose an --augmentation, perturb a view, or train on pairs"
+        )
+    if "dropout" in config.positive_kinds and not args.mask_contrastive_input and not config.view_changes[0]:
+        raise ValueError(
+            "further_positives 'dropout' differs from its sentence by dropout alone, and the encoder's is 0 "
+            f"({fields}): set dropout, e.g. --dropout 0.1, or leave it out, got {config.further_positives!r}"
+        )
+
+
 def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -> None:
     """Check the combination of model, arguments and corpus. Raises ValueError for one that cannot work."""
     dropout = dropout_fields(model.config.encoder_config)
@@ -550,14 +577,9 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
     check_own_weights(model, args.objective_learning_rate, args.objectives_from)
     augmentation = make_augmentation(args.augmentation, args.augmentation_rate, args.augmentation_span)
     check_augmentation(augmentation, corpus, further)
-    one_text = len(corpus.columns) - further == 1 and augmentation is None and not any(model.config.view_changes)
-    two_views = one_text and model.config.second_prompt_template is None and not model.single_view
     adapters = (model.config.lora or {}).get("lora_dropout", 0)
-    if two_views and not any(dropout.values()) and not adapters:
-        raise ValueError(
-            f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
-            "set dropout, e.g. --dropout 0.1, choose an --augmentation, perturb a view, or train on pairs"
-        )
+    if not any(dropout.values()) and not adapters:
+        check_equal_views(model, args, len(corpus.columns) - further, ", ".join(dropout))
     if "alignment" in str(args.metric_for_best_model) and not any(dropout.values()) and not adapters:
         raise ValueError(
             "metric_for_best_model must not be 'alignment' without dropout: both views of a sentence are then equal, "

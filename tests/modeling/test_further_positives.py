@@ -221,5 +221,7 @@ def test_the_contrast_s_dimensions_are_those_of_the_projected_vectors(checkpoint
     cosines = torch.nn.functional.cosine_similarity(z[0][:, None], z[1][None], dim=-1)
     expected = torch.nn.functional.cross_entropy(cosines / 0.05, torch.arange(len(cosines)))
     torch.testing.assert_close(model(**batch).loss, expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match=f"contrast_dims must be from 1 to the projector_size, {size}, got {size + 1}"):
+    with pytest.raises(
+        ValueError, match=f"contrast_dims must be from 1 to the projector_size, {size}, got {size + 1}"
+    ):
         CSEModel.from_backbone(checkpoint("bert"), contrast_dims=size + 1, **mapped)

@@ -711,7 +711,9 @@ def test_identical_texts_are_those_of_the_corpus_whatever_changes_the_views(
     pairs = "columns" in options
     lines = 2 * [f"the {a} dog runs in the house {b} ." for a in ("red", "blue") for b in ("fast", "slow")]
     texts = tmp_path / ("texts.tsv" if pairs else "texts.txt")
-    rows = ["s0\ts1", *(f"{line}\ta man plays {n % 4 * ' guitar'}" for n, line in enumerate(lines))] if pairs else lines
+    rows = (
+        ["s0\ts1", *(f"{line}\ta man plays {n % 4 * ' guitar'}" for n, line in enumerate(lines))] if pairs else lines
+    )
     texts.write_text("\n".join(rows) + "\n", encoding="utf-8")
     kept, left_out = [], []
     for masked, losses in ((False, kept), (True, left_out)):
@@ -723,3 +725,36 @@ def test_identical_texts_are_those_of_the_corpus_whatever_changes_the_views(
         assert metrics["identical_texts"] == 8
         losses.append(terms["contrastive"])
     assert left_out[0] < kept[0] - 0.05
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"objectives": ["tsdae"], "contrastive_weight": 0.0}, {}),
+        ({"objectives": ["mlm", "towers"], "contrastive_weight": 0.0}, {}),
+        ({"objectives": ["token_information"], "contrastive_weight": 0.0}, {}),
+        ({"objectives": ["mlm"], "mlm_views": 2}, {"mask_contrastive_input": True}),
+        ({"objectives": [], "further_positives": "halves", "second_view_weight": 0.0}, {}),
+        ({"objectives": [], "further_positives": "dropout", "perturb_first": "shuffle"}, {}),
+    ],
+)
+def test_a_run_that_compares_no_equal_views_needs_no_dropout(
+    small_run: SmallRun, tmp_path: Path, fields: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Regression: without dropout each of them was refused for its two equal views."""
+    more = {"dropout": 0.0, **({"channels": 8} if "token_information" in fields["objectives"] else {})}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields | more, max_steps=2, **options)
+    trainer.train()
+    assert trainer.state.log_history[-1]["train_loss"] != 0
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("own", [{}, {"group_weight": 1.0, "further_positives_weight": 0.0}])
+def test_a_further_positive_that_equals_its_sentence_is_refused(
+    small_run: SmallRun, tmp_path: Path, columns: int, own: dict[str, Any]
+) -> None:
+    fields = {"dropout": 0.0, "further_positives": "shuffle+dropout", "perturb_second": "shuffle", **own}
+    message = r"further_positives 'dropout' differs .* encoder's is 0 .* got 'shuffle\+dropout'"
+    with pytest.raises(ValueError, match=message):
+        small_run(tmp_path / "run", columns=columns, fields=fields)
+    small_run(tmp_path / "other", columns=columns, fields=fields | {"dropout": 0.1})
