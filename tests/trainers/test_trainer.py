@@ -387,6 +387,14 @@ def test_the_encoder_on_disk_is_compared_in_the_precision_of_the_record(
         ({"lr_scheduler_type": "polynomial", "learning_rate": 1e-8}, "lr_scheduler_type 'polynomial': lr_end"),
         ({"optim": "adamw_torch_fused", "optim_args": "nonsense"}, "optim"),
         ({"objective_warmup_steps": 2}, "objective_warmup_steps must be 0: no objective of .* has weights of its own"),
+        (  # tsdae's decoder read the masked tokens, and triplet compared spans with another masking
+            {"mask_contrastive_input": True, "fields": {"mlm_weight": 0.1, "tsdae_weight": 1.0}},
+            "mask_contrastive_input must be False with the objective 'tsdae', which sets the unmasked sentence",
+        ),
+        (
+            {"mask_contrastive_input": True, "fields": {"mlm_weight": 0.1, "triplet_weight": 1.0}},
+            "mask_contrastive_input must be False with the objective 'triplet'",
+        ),
         ({"train_sampling_strategy": "group_by_length"}, "must be 'random' or 'sequential', got 'group_by_length'"),
         (
             {"gradient_checkpointing": True, "fields": {"attention_weight": 1.0, "first_layer": 0, "last_layer": 1}},
