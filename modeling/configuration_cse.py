@@ -228,6 +228,14 @@ class CSEConfig(EncoderWrapperConfig):
                 "further_positives must not have both 'column' and 'parts', which read the same column, "
                 f"got {self.further_positives!r}"
             )
+        following = [o.name for o in self.objectives if getattr(o, "condition_sentence", "same") != "same"]
+        columns = [kind for kind in ("column", "parts") if kind in self.positive_kinds]
+        if following and columns:
+            raise ValueError(
+                f"further_positives must not have {columns[0]!r} with {following[0]}_condition_sentence "
+                f"{getattr(self, following[0] + '_condition_sentence')!r}: both read the corpus's last column, "
+                f"got {self.further_positives!r}"
+            )
         _one_of("composition", self.composition, COMPOSITIONS)
         check_number("second_view_weight", self.second_view_weight, 0)
         if self.second_view_weight == 0 and not (self.positive_kinds and self.further_positives_weight):

@@ -194,6 +194,14 @@ def test_the_peer_starts_from_the_checkpoint_trains_and_is_not_exported(checkpoi
             {"further_positives": "column+parts"},
             "further_positives must not have both 'column' and 'parts', which read the same column",
         ),
+        (
+            {"further_positives": "shuffle+column", "conditional_mlm_weight": 1.0, "condition_sentence": "next"},
+            "'column' with conditional_mlm_condition_sentence 'next': both read the corpus's last column",
+        ),
+        (
+            {"further_positives": "parts", "conditional_mlm_weight": 1.0, "condition_sentence": "both"},
+            "must not have 'parts' with conditional_mlm_condition_sentence 'both'",
+        ),
         ({"composition": "max"}, "composition must be one of 'mean', 'first_last', got 'max'"),
         ({"contrast_dims": 17}, "contrast_dims must be from 1 to the hidden size, 16, got 17"),
         ({"contrast_dims": 2.0}, "contrast_dims must be a whole number or None, got 2.0"),
