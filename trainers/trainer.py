@@ -513,11 +513,11 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
                 f"third column for negatives: {corpus.name} has {', '.join(corpus.columns)}; use two columns, or "
                 "--contrastive_weight 0"
             )
-    read = model.config.further_positives_weight or any(o.reads_positives for o in model.auxiliaries())
-    if model.config.positive_kinds and not read:
+    contrasted = model.config.contrastive_weight and model.config.further_positives_weight
+    if model.config.positive_kinds and not contrasted and not any(o.reads_positives for o in model.auxiliaries()):
         logger.warning(
-            "further_positives %r are encoded, and nothing reads them: set further_positives_weight above 0, or add "
-            "an objective that reads them (group, peer)",
+            "further_positives %r are encoded, and nothing reads them: set further_positives_weight and "
+            "contrastive_weight above 0, or add an objective that reads them (group, peer)",
             model.config.further_positives,
         )
     margins = [o.config.name for o in model.auxiliaries() if o.teaches_margins]

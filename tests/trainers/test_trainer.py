@@ -692,14 +692,19 @@ def test_alignment_selects_nothing_without_dropout(small_run: SmallRun, tmp_path
         small_run(tmp_path / "run", columns=2, fields={"dropout": 0.0}, metric_for_best_model="alignment")
 
 
+@pytest.mark.parametrize("kind", ["dropout", "column"])
+@pytest.mark.parametrize(
+    "unread", [{"further_positives_weight": 0.0}, {"contrastive_weight": 0.0, "objectives": ["towers"]}]
+)
 def test_further_positives_that_nothing_reads_are_told(
-    small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, unread: dict[str, Any]
 ) -> None:
-    fields = {"further_positives": "dropout", "further_positives_weight": 0.0}
-    small_run(tmp_path / "run", fields=fields)
-    assert "further_positives 'dropout' are encoded, and nothing reads them" in caplog.text
+    options: dict[str, Any] = {"columns": 2, "fields": {"further_positives": kind, **unread}}
+    small_run(tmp_path / "run", **options)
+    assert f"further_positives '{kind}' are encoded, and nothing reads them" in caplog.text
     caplog.clear()
-    small_run(tmp_path / "other", fields=fields | {"group_weight": 1.0})
+    options["fields"] |= {"group_weight": 1.0}
+    small_run(tmp_path / "other", **options)
     assert "nothing reads them" not in caplog.text
 
 
