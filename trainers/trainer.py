@@ -513,6 +513,11 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
                 f"third column for negatives: {corpus.name} has {', '.join(corpus.columns)}; use two columns, or "
                 "--contrastive_weight 0"
             )
+    if (weight := model.config.hard_negative_weight) and columns < 3:
+        raise ValueError(
+            f"hard_negative_weight must be 0 without a third column, the hard negative, got {weight} and "
+            f"{', '.join(corpus.columns)} of {corpus.name}"
+        )
     contrasted = model.config.contrastive_weight and model.config.further_positives_weight
     if model.config.positive_kinds and not contrasted and not any(o.reads_positives for o in model.auxiliaries()):
         logger.warning(

@@ -387,6 +387,12 @@ def test_the_encoder_on_disk_is_compared_in_the_precision_of_the_record(
         ({"lr_scheduler_type": "polynomial", "learning_rate": 1e-8}, "lr_scheduler_type 'polynomial': lr_end"),
         ({"optim": "adamw_torch_fused", "optim_args": "nonsense"}, "optim"),
         ({"objective_warmup_steps": 2}, "objective_warmup_steps must be 0: no objective of .* has weights of its own"),
+        (
+            {"columns": 2, "fields": {"hard_negative_weight": 1.0}},
+            r"hard_negative_weight must be 0 without a third column, the hard negative, got 1\.0 and s0, s1 of texts",
+        ),
+        ({"fields": {"hard_negative_weight": -1.0}}, r"hard_negative_weight must be 0 without a third column"),
+        ({"columns": 3, "fields": {"hard_negative_weight": 1.0, "further_positives": "column"}}, "must be 0 without"),
         (  # tsdae's decoder read the masked tokens, and triplet compared spans with another masking
             {"mask_contrastive_input": True, "fields": {"mlm_weight": 0.1, "tsdae_weight": 1.0}},
             "mask_contrastive_input must be False with the objective 'tsdae', which sets the unmasked sentence",
