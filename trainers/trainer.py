@@ -39,7 +39,7 @@ from csekit.trainers.arguments import EVAL_STEPS, EVALUATIONS, CSETrainingArgume
 from csekit.trainers.base_trainer import TRAINING_FOLDER, warn_of_launcher, without_autocast
 from csekit.trainers.batches.collator import CSECollator, check_length
 from csekit.trainers.callbacks import GeometryCallback
-from csekit.trainers.data.augmentation import check_augmentation, make_augmentation
+from csekit.trainers.data.augmentation import check_augmentation, check_further_positives, make_augmentation
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.datasets import StreamingSentenceDataset
 from csekit.trainers.data.teachers import TEACHERS_FOLDER, Teachers, references_of
@@ -582,6 +582,7 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
     check_own_weights(model, args.objective_learning_rate, args.objectives_from)
     augmentation = make_augmentation(args.augmentation, args.augmentation_rate, args.augmentation_span)
     check_augmentation(augmentation, corpus, further)
+    check_further_positives(model.config.positive_kinds, corpus)
     adapters = (model.config.lora or {}).get("lora_dropout", 0)
     if not any(dropout.values()) and not adapters:
         check_equal_views(model, args, len(corpus.columns) - further, ", ".join(dropout))

@@ -698,6 +698,40 @@ def test_alignment_selects_nothing_without_dropout(small_run: SmallRun, tmp_path
         small_run(tmp_path / "run", columns=2, fields={"dropout": 0.0}, metric_for_best_model="alignment")
 
 
+CHINESE = [
+    "今天天气很好，我们一起去公园散步，看看湖边的花和树，然后回家吃晚饭，一家人都很高兴。",
+    "他在弹吉他。",
+    "猫",
+    "我们走吧",
+]
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "delete", "halves"])
+def test_texts_without_spaces_are_refused_where_words_change(
+    small: Any, small_backbone: Path, tmp_path: Path, kind: str
+) -> None:
+    """Regression: every further positive was its sentence."""
+    (tmp_path / "zh.txt").write_text("\n".join(CHINESE) + "\n", encoding="utf-8")
+    fields = {"further_positives": f"dropout+{kind}"}
+    message = f"100% of 4 texts of zh.txt are a single word between white space, which the further positive '{kind}'"
+    with pytest.raises(ValueError, match=message):
+        small.make_trainer(small_backbone, tmp_path / "zh.txt", tmp_path / "run", fields=fields)
+
+
+@pytest.mark.parametrize("options", [{"augmentation": "mask"}, {"fields": {"further_positives": "mask"}}])
+def test_a_masked_span_in_texts_without_spaces_is_told(
+    small: Any, small_backbone: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    """The span of a text that is cut may lie behind the cut, which is found by words."""
+    (tmp_path / "zh.txt").write_text("\n".join(CHINESE[:1] * 4 + ["two words"]) + "\n", encoding="utf-8")
+    small.make_trainer(small_backbone, tmp_path / "zh.txt", tmp_path / "run", **options)
+    assert "80% of 5 texts of zh.txt have no white space between words" in caplog.text
+    caplog.clear()
+    (tmp_path / "en.txt").write_text("\n".join(["a text of several words, long enough"] * 5) + "\n", encoding="utf-8")
+    small.make_trainer(small_backbone, tmp_path / "en.txt", tmp_path / "other", **options)
+    assert "white space" not in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["dropout", "column"])
 @pytest.mark.parametrize(
     "unread", [{"further_positives_weight": 0.0}, {"contrastive_weight": 0.0, "objectives": ["towers"]}]
