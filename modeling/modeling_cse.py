@@ -31,7 +31,7 @@ from .fast_packing import pack_batches, run_encoder, run_with_attention
 from .hub import from_hub, hub_or_cache
 from .lora import ADAPTER_FOLDER, add_lora, freeze_but_lora, save_adapter
 from .losses import contrast_diagnostics, cosine_logits, with_angular_margin
-from .matryoshka import Cut, sizes_and_weights
+from .matryoshka import Cut, running_statistics_kept, sizes_and_weights
 from .objectives import (
     FURTHER_POSITIVES,
     ContrastModifier,
@@ -443,7 +443,8 @@ class CSEModel(EncoderWrapper):
         backbone: nn.Module | None = None,
         blocks: int = 1,
     ) -> Tensor:
-        """Return z (N, H) of texts other than the views, with batch statistics of their own.
+        """Return z (N, H) of texts other than the views, with batch statistics of their own. The running ones, which
+        inference reads, stay those of the views.
 
         Arguments:
             input_ids_NL, attention_mask_NL: with the first view's template, if there is one.
@@ -451,7 +452,9 @@ class CSEModel(EncoderWrapper):
             backbone: another encoder than the model's own, which is the default.
             blocks: as for :meth:`projected`.
         """
-        return self.projected(self.projector_input(input_ids_NL, attention_mask_NL, dropout, backbone), blocks)
+        raw_NH = self.projector_input(input_ids_NL, attention_mask_NL, dropout, backbone)
+        with running_statistics_kept(self.projector):
+            return self.projected(raw_NH, blocks)
 
     def projector_input(
         self,
@@ -592,13 +595,15 @@ class CSEModel(EncoderWrapper):
         return tuple(each.unflatten(0, (views, -1)) for each in (h_NH, raw_NH, self.projected(raw_NH, views)))
 
     def with_positives(self, views: Views, batch: dict[str, Any], backbone: nn.Module | None = None) -> Views:
-        """Return the views with the further positives, if the config asks for any, encoded in one pass."""
+        """Return the views with the further positives, if the config asks for any, encoded in one pass. Running
+        statistics stay those of the views, which inference reads."""
         if not (kinds := self.config.positive_kinds):
             return views
         ids, mask = (batch[f"{FURTHER_POSITIVES}_{key}"] for key in ("input_ids", "attention_mask"))
         h_RH = self.projector_input(ids, mask, backbone=backbone)
         h_NH = composed(h_RH, PositivesSpec(kinds=kinds).texts, self.config.composition)
-        return replace(views, further=self.projected(h_NH, len(kinds)).unflatten(0, (len(kinds), -1)))
+        with running_statistics_kept(self.projector):
+            return replace(views, further=self.projected(h_NH, len(kinds)).unflatten(0, (len(kinds), -1)))
 
     def as_contrasted(self, views: Views) -> Views:
         """Return the views with the dimensions of the projected vectors that the contrast reads."""
@@ -608,8 +613,9 @@ class CSEModel(EncoderWrapper):
         return replace(views, z=views.z[..., :d], further=None if views.further is None else views.further[..., :d])
 
     def views_by(self, views: Views, batch: dict[str, Any], backbone: nn.Module) -> Views:
-        """Return the same views and further positives, encoded by another encoder."""
-        h, raw, z = self.encode_rows(views.input_ids, views.attention_mask, len(views.h), batch, backbone)
+        """Return the same views and further positives, encoded by another encoder. Running statistics stay."""
+        with running_statistics_kept(self.projector):
+            h, raw, z = self.encode_rows(views.input_ids, views.attention_mask, len(views.h), batch, backbone)
         return self.with_positives(replace(views, h=h, raw=raw, z=z), batch, backbone)
 
     def modified(self, views: Views, batch: dict[str, Any], encode: Encode, seed: int) -> Modified:

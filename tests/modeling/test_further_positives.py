@@ -233,3 +233,25 @@ def test_the_contrast_s_dimensions_are_those_of_the_projected_vectors(checkpoint
         ValueError, match=f"contrast_dims must be from 1 to the projector_size, {size}, got {size + 1}"
     ):
         CSEModel.from_backbone(checkpoint("bert"), contrast_dims=size + 1, **mapped)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"further_positives": "shuffle+delete"},
+        {"further_positives": "halves", "objectives": ["peer"]},
+        {"objectives": ["triplet"], "triplet_weight": 1.0},
+    ],
+)
+def test_running_statistics_are_those_of_the_views(checkpoint, batch_of, own):
+    """Regression: a kept projector, and the queue, read a mixture with other texts and with the peer's states."""
+    plain, model = (
+        CSEModel.from_backbone(checkpoint("bert", 0.0), projector="batchnorm", **fields).train()
+        for fields in ({}, own)
+    )
+    model.projector.load_state_dict(plain.projector.state_dict())
+    for each in (plain, model):
+        each(**batch_of(model)).loss.backward()
+    for name, value in plain.projector.named_buffers():
+        assert torch.equal(model.projector.get_buffer(name), value), name
+    assert plain.projector[1].num_batches_tracked == 1
