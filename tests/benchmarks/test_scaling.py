@@ -115,4 +115,7 @@ def test_processes_share_no_gpu(scaling: ModuleType, argv: list[str], capsys: py
     assert scaling.read_arguments([*argv, "--device", "cpu"]).parts == [*PARTS, "processes"]
     with pytest.raises(SystemExit):
         scaling.read_arguments([*argv, "--device", "cuda", "--parts", "processes"])
-    assert "--parts must be among corpus, batch, cached, length with --device cuda, got processes" in capsys.readouterr().err
+    assert (
+        "--parts must be among corpus, batch, cached, length with --device cuda, got processes"
+        in capsys.readouterr().err
+    )
