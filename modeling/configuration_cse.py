@@ -38,6 +38,7 @@ class CSEConfig(EncoderWrapperConfig):
         prompt_frames: the tokens of the templates, for these two fields; ``from_backbone`` sets it.
         projector: ``tanh`` (SimCSE), ``batchnorm`` (DiffCSE, InfoCSE), ``linear`` (MSSE) or ``none``; training only.
         projector_at_inference: keep the projector for embeddings (supervised SimCSE); False returns the pooled state.
+            A term of the loss must train it.
         projector_size: size of z behind a ``linear`` projector; default: the encoder's. Distillation maps to the
             teacher's size with it.
         contrastive_weight: factor of the contrastive term; 0 leaves the term out (InfoCSE Table 5).
@@ -227,6 +228,14 @@ class CSEConfig(EncoderWrapperConfig):
                 "further_positives must not have both 'column' and 'parts', which read the same column, "
                 f"got {self.further_positives!r}"
             )
+        following = [o.name for o in self.objectives if getattr(o, "condition_sentence", "same") != "same"]
+        columns = [kind for kind in ("column", "parts") if kind in self.positive_kinds]
+        if following and columns:
+            raise ValueError(
+                f"further_positives must not have {columns[0]!r} with {following[0]}_condition_sentence "
+                f"{getattr(self, following[0] + '_condition_sentence')!r}: both read the corpus's last column, "
+                f"got {self.further_positives!r}"
+            )
         _one_of("composition", self.composition, COMPOSITIONS)
         check_number("second_view_weight", self.second_view_weight, 0)
         if self.second_view_weight == 0 and not (self.positive_kinds and self.further_positives_weight):
@@ -234,9 +243,10 @@ class CSEConfig(EncoderWrapperConfig):
                 "second_view_weight must be greater than 0 without further_positives that the contrast reads, got 0"
             )
         check_type("contrast_dims", self.contrast_dims, CSEConfig.__annotations__["contrast_dims"])
-        if self.contrast_dims is not None and not 1 <= self.contrast_dims <= self.hidden_size:
+        if self.contrast_dims is not None and not 1 <= self.contrast_dims <= self.projected_size:
+            what = "hidden size" if self.projected_size == self.hidden_size else "projector_size"
             raise ValueError(
-                f"contrast_dims must be from 1 to the hidden size, {self.hidden_size}, got {self.contrast_dims}"
+                f"contrast_dims must be from 1 to the {what}, {self.projected_size}, got {self.contrast_dims}"
             )
 
     def _check_whitening(self) -> None:

@@ -63,14 +63,14 @@ class Cut:
     Arguments:
         size: d.
         projector: the model's.
-        kind, at_inference: its kind, and whether it is part of the embedding. If it is (or is the identity), z is
-            cut. If it only trains, h is cut, and z is the projection of h with zeros behind the cut.
+        kind, at_inference: its kind, and whether it is part of the embedding. If it is, z is cut. If it only trains, h
+            is cut, and z is the projection of h with zeros behind the cut. If it is the identity, both are cut.
     """
 
     def __init__(self, size: int, projector: nn.Module, kind: str, at_inference: bool) -> None:
         self.size, self.projector = size, projector
         self.behind = cuts_z(kind, at_inference)  # z is cut
-        self.h_is_cut = not at_inference
+        self.h_is_cut = not at_inference or kind == "none"
 
     def project(self, h_NH: Tensor) -> Tensor:
         """Return z of rows that the projector reads, (N, d), or (N, H) if it is h that is cut."""

@@ -31,7 +31,7 @@ from .fast_packing import pack_batches, run_encoder, run_with_attention
 from .hub import from_hub, hub_or_cache
 from .lora import ADAPTER_FOLDER, add_lora, freeze_but_lora, save_adapter
 from .losses import contrast_diagnostics, cosine_logits, with_angular_margin
-from .matryoshka import Cut, sizes_and_weights
+from .matryoshka import Cut, running_statistics_kept, sizes_and_weights
 from .objectives import (
     FURTHER_POSITIVES,
     ContrastModifier,
@@ -49,6 +49,7 @@ from .projectors import build_projector
 from .random_streams import own_stream, state_seed
 from .registry import registered
 from .templates import Templates, locate_templates
+from .text_keys import TEXT_KEYS
 from .whitening import group_whitened, order_of_dimensions
 
 
@@ -145,6 +146,7 @@ class CSEModel(EncoderWrapper):
             attend_both_ways(skeleton)
             encoder_config.is_causal = whole_config.is_causal = False  # the objectives' encoders copy it
         model = cls(model_config, backbone=skeleton)
+        model.check_projector()
         model.backbone = load_backbone(name_or_path, whole_config, type(skeleton), attn_implementation)
         if layers is not None:
             keep_layers(model.backbone, encoder_config, layers)
@@ -180,8 +182,24 @@ class CSEModel(EncoderWrapper):
             objective.freeze()
         if self.config.lora is not None:
             freeze_but_lora(self.backbone)
-        if not self.config.contrastive_weight and not any(o.reads_z for o in self.auxiliaries()):
+        if not self.trains_projector:
             self.projector.requires_grad_(False)
+
+    @property
+    def trains_projector(self) -> bool:
+        """True if the contrast or an objective reads what the projector returns."""
+        return bool(self.config.contrastive_weight) or any(o.reads_z for o in self.auxiliaries())
+
+    def check_projector(self) -> None:
+        """Raise ValueError for a new projector that is kept at inference, and that no term of the loss trains."""
+        config = self.config
+        if config.projector_at_inference and config.projector != "none" and not self.trains_projector:
+            names = ", ".join(repr(objective.config.name) for objective in self.auxiliaries())
+            raise ValueError(
+                f"projector_at_inference must be False, or projector 'none', with contrastive_weight 0 and {names}, "
+                "which train no projector: embeddings would go through random weights, got True and "
+                f"{config.projector!r}"
+            )
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Save a training checkpoint as Transformers does, with the adapters of ``lora`` in ``adapter/`` as well."""
@@ -291,15 +309,22 @@ class CSEModel(EncoderWrapper):
         Arguments:
             cut: the views are cut to some dimensions: only what reads them, and nothing that keeps a state.
         """
+        reading = self.reads_cut_vectors()
         contrasted = self.as_contrasted(views)
         terms, metrics = self.contrast(contrasted, self.modified(contrasted, copies, encode, seed))
         for objective in self.auxiliaries():
-            if cut and (isinstance(objective, ContrastModifier) or not objective.reads_vectors):
+            if cut and (isinstance(objective, ContrastModifier) or objective.config.name not in reading):
                 continue
             with own_stream(objective.config.name, seed, views.h.device):
                 more, diagnostics = objective(views, copies, encode)
             terms, metrics = terms | more, metrics | diagnostics
         return terms, metrics
+
+    def reads_cut_vectors(self) -> set[str]:
+        """Return the names of the objectives that read vectors which Matryoshka training cuts: z, and h if it is the
+        embedding."""
+        behind = self.config.projector_at_inference and self.config.projector != "none"
+        return {o.config.name for o in self.auxiliaries() if o.reads_vectors and (o.reads_z or not behind)}
 
     def nested(
         self,
@@ -312,12 +337,13 @@ class CSEModel(EncoderWrapper):
     ) -> dict[str, Tensor]:
         """Return Σ_d w_d · (the terms of the first d dimensions), the full size included (Matryoshka, Eq. 1).
 
-        Terms that read no vector of a sentence count once. Every size draws the same random numbers. ``metrics`` gets
+        Terms that read no vector of a sentence count once, and so do those that read h alone if the projector is part
+        of the embedding, since only z is cut then. Every size draws the same random numbers. ``metrics`` gets
         the contrast of each size, ``contrastive_<d>``, unweighted.
         """
         config = self.config
         sizes = sizes_and_weights(config.matryoshka_dims, config.matryoshka_weights, config.hidden_size)
-        reading = {"contrastive"} | {o.config.name for o in self.auxiliaries() if o.reads_vectors}
+        reading = {"contrastive"} | self.reads_cut_vectors()
         full = sizes.pop(config.hidden_size)
         total = {name: full * term if name in reading else term for name, term in terms.items()}
         for size, weight in sizes.items():
@@ -417,7 +443,8 @@ class CSEModel(EncoderWrapper):
         backbone: nn.Module | None = None,
         blocks: int = 1,
     ) -> Tensor:
-        """Return z (N, H) of texts other than the views, with batch statistics of their own.
+        """Return z (N, H) of texts other than the views, with batch statistics of their own. The running ones, which
+        inference reads, stay those of the views.
 
         Arguments:
             input_ids_NL, attention_mask_NL: with the first view's template, if there is one.
@@ -425,7 +452,9 @@ class CSEModel(EncoderWrapper):
             backbone: another encoder than the model's own, which is the default.
             blocks: as for :meth:`projected`.
         """
-        return self.projected(self.projector_input(input_ids_NL, attention_mask_NL, dropout, backbone), blocks)
+        raw_NH = self.projector_input(input_ids_NL, attention_mask_NL, dropout, backbone)
+        with running_statistics_kept(self.projector):
+            return self.projected(raw_NH, blocks)
 
     def projector_input(
         self,
@@ -500,7 +529,8 @@ class CSEModel(EncoderWrapper):
         Arguments:
             input_ids_BCL, attention_mask_BCL: (B, C, L) int64.
             token_counts_BC: (B, C) the number of real tokens of each text, on the host; optional.
-            batch: the collator's further keys, with the views' perturbations if there are any.
+            batch: the collator's further keys, with the views' perturbations if there are any, and with the hashes of
+                the original texts (``text_keys``, (B, C) int64) if the views hold changed ones.
         """
         columns = input_ids_BCL.shape[1]
         views = max(columns, 1 if self.single_view else 2)
@@ -513,7 +543,11 @@ class CSEModel(EncoderWrapper):
             note_counts(mask, [row[column % columns] for column in range(views) for row in token_counts_BC])
         h_NH, attentions = self.attended_in_chunks(ids, mask, views, batch or {})
         h, raw, z = self.encode_rows(ids, mask, views, batch or {}, h_NH=h_NH)
-        texts = self.templates.text_keys(ids, mask, views).unflatten(0, (views, -1))
+        given_BC = (batch or {}).get(TEXT_KEYS)
+        if given_BC is None:
+            texts = self.templates.text_keys(ids, mask, views).unflatten(0, (views, -1))
+        else:
+            texts = given_BC.T.expand(views, -1).contiguous()
         return Views(h=h, z=z, input_ids=ids, attention_mask=mask, texts=texts, raw=raw, attentions=attentions)
 
     def attended_in_chunks(
@@ -561,13 +595,15 @@ class CSEModel(EncoderWrapper):
         return tuple(each.unflatten(0, (views, -1)) for each in (h_NH, raw_NH, self.projected(raw_NH, views)))
 
     def with_positives(self, views: Views, batch: dict[str, Any], backbone: nn.Module | None = None) -> Views:
-        """Return the views with the further positives, if the config asks for any, encoded in one pass."""
+        """Return the views with the further positives, if the config asks for any, encoded in one pass. Running
+        statistics stay those of the views, which inference reads."""
         if not (kinds := self.config.positive_kinds):
             return views
         ids, mask = (batch[f"{FURTHER_POSITIVES}_{key}"] for key in ("input_ids", "attention_mask"))
         h_RH = self.projector_input(ids, mask, backbone=backbone)
         h_NH = composed(h_RH, PositivesSpec(kinds=kinds).texts, self.config.composition)
-        return replace(views, further=self.projected(h_NH, len(kinds)).unflatten(0, (len(kinds), -1)))
+        with running_statistics_kept(self.projector):
+            return replace(views, further=self.projected(h_NH, len(kinds)).unflatten(0, (len(kinds), -1)))
 
     def as_contrasted(self, views: Views) -> Views:
         """Return the views with the dimensions of the projected vectors that the contrast reads."""
@@ -577,8 +613,9 @@ class CSEModel(EncoderWrapper):
         return replace(views, z=views.z[..., :d], further=None if views.further is None else views.further[..., :d])
 
     def views_by(self, views: Views, batch: dict[str, Any], backbone: nn.Module) -> Views:
-        """Return the same views and further positives, encoded by another encoder."""
-        h, raw, z = self.encode_rows(views.input_ids, views.attention_mask, len(views.h), batch, backbone)
+        """Return the same views and further positives, encoded by another encoder. Running statistics stay."""
+        with running_statistics_kept(self.projector):
+            h, raw, z = self.encode_rows(views.input_ids, views.attention_mask, len(views.h), batch, backbone)
         return self.with_positives(replace(views, h=h, raw=raw, z=z), batch, backbone)
 
     def modified(self, views: Views, batch: dict[str, Any], encode: Encode, seed: int) -> Modified:

@@ -94,6 +94,7 @@ class AuxiliaryMaskedLM(Objective):
     config: AuxiliaryMaskedLMConfig
     reads_z = False
     cacheable = True
+    compares_views = False
     from_all_layers = True
 
     def forward(

@@ -65,6 +65,7 @@ class ConditionalMaskedLM(Objective):
     config_class = ConditionalMaskedLMConfig
     from_all_layers = True
     cacheable = True
+    compares_views = False
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode
@@ -80,6 +81,7 @@ class ConditionalMaskedLM(Objective):
 
     def __init__(self, config: ConditionalMaskedLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
+        self.reads_z = config.condition == "z"
         self.lm = ConditionalLM(encoder_config)
 
     @property
@@ -102,6 +104,7 @@ class CorrectiveLM(EditingObjective):
 
     config_class = CorrectiveLMConfig
     cacheable = True
+    compares_views = False
     from_all_layers = True
 
     def forward(
@@ -121,6 +124,7 @@ class CorrectiveLM(EditingObjective):
 
     def __init__(self, config: CorrectiveLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
+        self.reads_z = config.condition == "z"
         self.lm = ConditionalLM(encoder_config)
         self.copy_head = nn.Linear(encoder_config.hidden_size, 1)
 

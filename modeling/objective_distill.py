@@ -61,6 +61,7 @@ class Distillation(Objective):
     config_class = DistillationConfig
     config: DistillationConfig
     cacheable = True
+    compares_views = False
     teachers = 1
     any_size = True
     one_view = True

@@ -98,6 +98,7 @@ class InformationCompensation(Objective):
     config_class = InformationCompensationConfig
     config: InformationCompensationConfig
     cacheable = True
+    compares_views = False
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode

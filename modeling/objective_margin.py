@@ -53,6 +53,7 @@ class MarginDistillation(Objective):
     config_class = MarginDistillationConfig
     config: MarginDistillationConfig
     cacheable = True
+    compares_views = False
     teachers = 1
     teaches_margins = True
     columns = 3

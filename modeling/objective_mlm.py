@@ -69,6 +69,7 @@ class MaskedLM(Objective):
     reads_z = False
     reads_vectors = False
     cacheable = True
+    compares_views = False
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode

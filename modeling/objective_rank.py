@@ -79,6 +79,10 @@ class RankingDistillationConfig(ObjectiveConfig):
             raise ValueError(f"rank_references must be 0 or at least 3, got {self.references}")
         for field in ("low", "high"):
             check_number(f"rank_{field}", getattr(self, field), -1, 1)
+        if self.low > self.high:
+            raise ValueError(
+                f"rank_low must be at most rank_high, {self.high}, got {self.low}: the term would be 0 for every pair"
+            )
 
 
 class RankingDistillation(Objective):
@@ -107,6 +111,7 @@ class RankingDistillation(Objective):
     config_class = RankingDistillationConfig
     config: RankingDistillationConfig
     cacheable = True
+    compares_views = False
     any_size = True
     reference_vectors: list[Tensor]
 

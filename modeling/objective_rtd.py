@@ -67,6 +67,7 @@ class ReplacedTokenDetection(EditingObjective):
 
     config_class = ReplacedTokenDetectionConfig
     cacheable = True
+    compares_views = False
     from_all_layers = True
     may_stay_new = ("discriminator.condition.",)  # a discriminator from pre-training has read no vector
 
@@ -96,6 +97,7 @@ class ReplacedTokenDetection(EditingObjective):
 
     def __init__(self, config: ReplacedTokenDetectionConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
+        self.reads_z = config.condition == "z"
         own = deepcopy(encoder_config)
         if config.discriminator_config is not None:
             fields = dict(config.discriminator_config)

@@ -26,7 +26,7 @@ class InstanceSmoothingConfig(ObjectiveConfig):
     Arguments:
         weight: α.
         size: M, the number of vectors of the memory, over all processes.
-        neighbors: k, the number of neighbours that smooth a positive; at most M − 1.
+        neighbors: k, the number of neighbours that smooth a positive; below M.
         temperature: β of the weights.
         start: α of the first batch, if there are ``ramp_steps``.
         ramp_steps: n, the number of batches after which α has the value of ``weight``; 0: it always has.
@@ -47,6 +47,11 @@ class InstanceSmoothingConfig(ObjectiveConfig):
         super().__post_init__()
         check_number("smoothing_size", self.size, 2)
         check_number("smoothing_neighbors", self.neighbors, 1)
+        if self.neighbors >= self.size:
+            raise ValueError(
+                f"smoothing_neighbors must be below smoothing_size, {self.size}, the memory that they come from, "
+                f"got {self.neighbors}"
+            )
         check_number("smoothing_temperature", self.temperature, 0, open_ends="low")
         check_number("smoothing_start", self.start, 0)
         check_number("smoothing_ramp_steps", self.ramp_steps, 0)
@@ -92,9 +97,7 @@ class InstanceSmoothing(Objective):
         cosine_BM = z2_BH @ memory_MH.T
         places_B = own_columns(z2_BH) + len(memory_MH) - len(gather_rows(z2_BH))  # the batch is the memory's end
         own_BM = torch.arange(len(memory_MH), device=z2_BH.device) == places_B[:, None]
-        cosine_Bk, chosen_Bk = cosine_BM.masked_fill(own_BM, -torch.inf).topk(
-            min(self.config.neighbors, len(memory_MH) - 1)
-        )
+        cosine_Bk, chosen_Bk = cosine_BM.masked_fill(own_BM, -torch.inf).topk(self.config.neighbors)
         return memory_MH[chosen_Bk], cosine_Bk
 
     @torch.no_grad()

@@ -76,6 +76,7 @@ class TokenInformation(Objective):
     config_class = TokenInformationConfig
     config: TokenInformationConfig
     cacheable = True
+    compares_views = False
     reads_z = False
 
     def forward(

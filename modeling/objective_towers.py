@@ -58,6 +58,7 @@ class TwoTowers(SecondEncoder):
     config_class = TwoTowersConfig
     config: TwoTowersConfig
     cacheable = True
+    compares_views = False
     reads_z = False
 
     def forward(

@@ -64,6 +64,7 @@ class MaskedTriplet(Objective):
     config_class = MaskedTripletConfig
     config: MaskedTripletConfig
     cacheable = True
+    compares_views = False
 
     def forward(
         self, views: Views, batch: dict[str, Tensor], encode: Encode

@@ -69,6 +69,7 @@ class Denoising(Objective):
     config_class = DenoisingConfig
     config: DenoisingConfig
     cacheable = True
+    compares_views = False
     reads_z = False
 
     def forward(

@@ -230,7 +230,8 @@ class Views:
         h: (V, B, H) raw pooled states, the embeddings of inference.
         z: (V, B, H) after the projector.
         input_ids, attention_mask: (N, L) the encoded tokens, view-major.
-        texts: (V, B) int64, a hash of each text (``text_keys``), without the template's tokens if templates differ.
+        texts: (V, B) int64, a hash of each text (``text_keys``), without the template's tokens if templates differ. An
+            augmented or masked text has the hash of the text that it was made of.
         further: (P, B, H) the projected further positives, kind by kind; None without any.
         raw: (V, B, H) what the projector reads: h, or h less its template's vector.
         attentions: the layers whose attention an objective reads, each (V, B, A, L, L): the probabilities of A heads,
@@ -379,6 +380,8 @@ class Objective(nn.Module):
     any_size: ClassVar[bool] = False
     #: True if one view of a sentence is enough. Without the contrast a single sentence is then encoded once.
     one_view: ClassVar[bool] = False
+    #: True if it compares two views of a sentence, which are equal for a single sentence without dropout.
+    compares_views: ClassVar[bool] = True
     #: True if it works with cached gradients: its networks run through ``encode.chunks`` (or it has none) and treat
     #: rows independently; terms that couple rows use the outputs of the full batch.
     cacheable: ClassVar[bool] = False

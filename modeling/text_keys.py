@@ -5,6 +5,9 @@ Shape suffixes: N rows, L tokens.
 
 from torch import Tensor
 
+#: The batch key of the hashes of the original texts, for views that hold changed ones.
+TEXT_KEYS = "text_keys"
+
 
 def text_keys(input_ids_NL: Tensor, attention_mask_NL: Tensor) -> Tensor:
     """Hash the texts, whatever their padding, (N,) int64. Different texts collide with probability 2⁻⁶⁴."""

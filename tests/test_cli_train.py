@@ -70,6 +70,27 @@ def test_train_pairs(data: Path, tmp_path: Path) -> None:
     assert results(tmp_path / "run")["config"]["projector_at_inference"] is True
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train", ["--objectives", "mlm", "--projector_at_inference", "True"]),
+        ("train", ["--objectives", "tsdae", "mlm", "--projector_at_inference", "True"]),
+        ("train-pairs", ["--objectives", "towers"]),  # which keeps the projector by default
+    ],
+)
+def test_a_kept_projector_that_nothing_trains_is_refused(
+    data: Path, tmp_path: Path, command: str, words: list[str]
+) -> None:
+    """Regression: the exported encoder put its embeddings through random weights."""
+    file = ["--train_file", "texts.txt" if command == "train" else "pairs.tsv", "--output_dir", tmp_path / "run"]
+    start = [command, *START, *SCORED, *file, "--method", "joint", "--contrastive_weight", "0"]
+    done = run(*start, *words)
+    assert done.exit_code == 2, done.output
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert "projector_at_inference must be False, or projector 'none', with contrastive_weight 0 and" in line
+    assert not (tmp_path / "run").exists() or not list((tmp_path / "run").glob("training/*"))
+
+
 def test_pretrain(data: Path, tmp_path: Path) -> None:
     words = [*START, "--objective", "mlm", "--block_length", "16", "--output_dir", tmp_path / "run"]
     done = run("pretrain", *words, "--train_file", "texts.txt")

@@ -37,6 +37,25 @@ def check_warmup(model: CSEModel) -> set[int]:
     return own
 
 
+def check_own_weights(model: CSEModel, rate: float | None, folder: str | None) -> None:
+    """Check that there are weights for ``objective_learning_rate`` and ``objectives_from``.
+
+    Raises:
+        ValueError: one of them is given, and no objective has weights of its own that train, or that can be loaded.
+    """
+    trained = any(parameter.requires_grad for parameter in model.objectives.parameters())
+    for name, value, some in (
+        ("objective_learning_rate", rate, trained),
+        ("objectives_from", folder, bool(model.objectives.state_dict())),
+    ):
+        if value is not None and not some:
+            names = [objective.config.name for objective in model.auxiliaries()]
+            raise ValueError(
+                f"{name} must be left out without an objective that has weights of its own, got {value!r} with the "
+                f"objectives {names}"
+            )
+
+
 @contextmanager
 def objectives_alone(model: CSEModel) -> Iterator[None]:
     """Let only the objectives' own weights train inside the context.

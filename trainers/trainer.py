@@ -39,7 +39,7 @@ from csekit.trainers.arguments import EVAL_STEPS, EVALUATIONS, CSETrainingArgume
 from csekit.trainers.base_trainer import TRAINING_FOLDER, warn_of_launcher, without_autocast
 from csekit.trainers.batches.collator import CSECollator, check_length
 from csekit.trainers.callbacks import GeometryCallback
-from csekit.trainers.data.augmentation import check_augmentation, make_augmentation
+from csekit.trainers.data.augmentation import check_augmentation, check_further_positives, make_augmentation
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.data.datasets import StreamingSentenceDataset
 from csekit.trainers.data.teachers import TEACHERS_FOLDER, Teachers, references_of
@@ -50,6 +50,7 @@ from csekit.trainers.memory import check_memory
 from csekit.trainers.objective_warmup import (
     OBJECTIVES_FOLDER,
     WEIGHTS,
+    check_own_weights,
     check_warmup,
     load_objectives,
     objectives_alone,
@@ -512,11 +513,16 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
                 f"third column for negatives: {corpus.name} has {', '.join(corpus.columns)}; use two columns, or "
                 "--contrastive_weight 0"
             )
-    read = model.config.further_positives_weight or any(o.reads_positives for o in model.auxiliaries())
-    if model.config.positive_kinds and not read:
+    if (weight := model.config.hard_negative_weight) and columns < 3:
+        raise ValueError(
+            f"hard_negative_weight must be 0 without a third column, the hard negative, got {weight} and "
+            f"{', '.join(corpus.columns)} of {corpus.name}"
+        )
+    contrasted = model.config.contrastive_weight and model.config.further_positives_weight
+    if model.config.positive_kinds and not contrasted and not any(o.reads_positives for o in model.auxiliaries()):
         logger.warning(
-            "further_positives %r are encoded, and nothing reads them: set further_positives_weight above 0, or add "
-            "an objective that reads them (group, peer)",
+            "further_positives %r are encoded, and nothing reads them: set further_positives_weight and "
+            "contrastive_weight above 0, or add an objective that reads them (group, peer)",
             model.config.further_positives,
         )
     margins = [o.config.name for o in model.auxiliaries() if o.teaches_margins]
@@ -535,6 +541,33 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
         raise ValueError(f"references must be at most the corpus's rows, {corpus.rows}, got {references}")
 
 
+def check_equal_views(model: CSEModel, args: CSETrainingArguments, columns: int, fields: str) -> None:
+    """Check that an encoder without dropout gives no sentence an equal positive.
+
+    Arguments:
+        columns: number of the contrastive ones.
+        fields: names of the encoder's dropout, for the message.
+
+    Raises:
+        ValueError: two views that are compared, or a further positive and its sentence, are the same text.
+    """
+    config = model.config
+    contrast = config.contrastive_weight and config.second_view_weight
+    compared = contrast or any(objective.compares_views for objective in model.auxiliaries())
+    one_text = columns == 1 and args.augmentation == "none" and config.second_prompt_template is None
+    changed = args.mask_contrastive_input or any(config.view_changes)
+    if one_text and compared and not changed:
+        raise ValueError(
+            f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({fields}): "
+            "set dropout, e.g. --dropout 0.1, choose an --augmentation, perturb a view, or train on pairs"
+        )
+    if "dropout" in config.positive_kinds and not args.mask_contrastive_input and not config.view_changes[0]:
+        raise ValueError(
+            "further_positives 'dropout' differs from its sentence by dropout alone, and the encoder's is 0 "
+            f"({fields}): set dropout, e.g. --dropout 0.1, or leave it out, got {config.further_positives!r}"
+        )
+
+
 def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -> None:
     """Check the combination of model, arguments and corpus. Raises ValueError for one that cannot work."""
     dropout = dropout_fields(model.config.encoder_config)
@@ -546,16 +579,13 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
             f"{', '.join(corpus.columns)}"
         )
     check_objectives(model, args, corpus, len(corpus.columns) - further)
+    check_own_weights(model, args.objective_learning_rate, args.objectives_from)
     augmentation = make_augmentation(args.augmentation, args.augmentation_rate, args.augmentation_span)
     check_augmentation(augmentation, corpus, further)
-    one_text = len(corpus.columns) - further == 1 and augmentation is None and not any(model.config.view_changes)
-    two_views = one_text and model.config.second_prompt_template is None and not model.single_view
+    check_further_positives(model.config.positive_kinds, corpus)
     adapters = (model.config.lora or {}).get("lora_dropout", 0)
-    if two_views and not any(dropout.values()) and not adapters:
-        raise ValueError(
-            f"the two views of a sentence differ by dropout alone, and the encoder's is 0 ({', '.join(dropout)}): "
-            "set dropout, e.g. --dropout 0.1, choose an --augmentation, perturb a view, or train on pairs"
-        )
+    if not any(dropout.values()) and not adapters:
+        check_equal_views(model, args, len(corpus.columns) - further, ", ".join(dropout))
     if "alignment" in str(args.metric_for_best_model) and not any(dropout.values()) and not adapters:
         raise ValueError(
             "metric_for_best_model must not be 'alignment' without dropout: both views of a sentence are then equal, "

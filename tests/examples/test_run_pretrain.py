@@ -207,6 +207,18 @@ def test_sigterm_saves_and_the_resumed_run_ends_as_one_that_was_not_stopped(
         ({"objective": "electra"}, "objective must be one of 'condenser', 'mlm', 'rtd', got 'electra'"),
         ({"objective": "rtd"}, "objective 'rtd' needs --model_name_or_path"),
         ({"generator_name_or_path": "bert"}, "--generator_name_or_path must be left out with objective 'condenser'"),
+        (
+            {"objective": "mlm", "head_layers": 1},
+            "--head_layers must be left out with objective 'mlm': it is for 'condenser', got 1",
+        ),
+        ({"objective": "mlm", "head_init": "new"}, "--head_init must be left out with objective 'mlm'"),
+        ({"objective": "mlm", "split_layer": 1}, "--split_layer must be left out with objective 'mlm'"),
+        (
+            {"objective": "rtd", "model_name_or_path": "bert", "split_layer": 1},
+            "--split_layer must be left out with objective 'rtd': it is for 'condenser', got 1",
+        ),
+        ({"train_generator": False}, "--train_generator must be left out with objective 'condenser': it is for 'rtd'"),
+        ({"objective": "mlm", "discriminator_weight": 2.0}, "--discriminator_weight must be left out with objective"),
         ({"discriminator_weight": -1}, "discriminator_weight must be a number of at least 0, got -1.0"),
         ({"vocab_size": None}, "give --model_name_or_path, or for a new model either --vocab_size"),
         ({"model_name_or_path": "bert"}, "--config_overrides must be left out with --model_name_or_path"),

@@ -290,6 +290,12 @@ def error_lines(capsys: pytest.CaptureFixture) -> list[str]:
         ("", None, {"dev_file": "nowhere.tsv"}, "nowhere.tsv: no such file"),
         ("d.tsv", b"sentence1\tscore\na\t1\n", {"dev_file": "d.tsv"}, "sentence2"),
         ("d.tsv", b"a\tb\tx\na\tb\t1\n", {"dev_file": "d.tsv", "dev_columns": "0"}, "dev_columns must name 3"),
+        (
+            "columns.yaml",
+            b"dev_columns: [a, b, c]\n",
+            {"dev_file": None, "test_file": None, "config": "columns.yaml"},
+            "--dev_columns must be left out without --dev_file and --test_file, whose columns they are, got ['a', 'b'",
+        ),
         ("", None, {"model_name_or_path": None}, "--model_name_or_path is missing"),
         ("", None, {"train_file": None}, "either --train_file or --dataset_name"),
         ("", None, {"data_dir": "nowhere", "dev_file": None}, "nowhere"),

@@ -194,6 +194,14 @@ def test_the_peer_starts_from_the_checkpoint_trains_and_is_not_exported(checkpoi
             {"further_positives": "column+parts"},
             "further_positives must not have both 'column' and 'parts', which read the same column",
         ),
+        (
+            {"further_positives": "shuffle+column", "conditional_mlm_weight": 1.0, "condition_sentence": "next"},
+            "'column' with conditional_mlm_condition_sentence 'next': both read the corpus's last column",
+        ),
+        (
+            {"further_positives": "parts", "conditional_mlm_weight": 1.0, "condition_sentence": "both"},
+            "must not have 'parts' with conditional_mlm_condition_sentence 'both'",
+        ),
         ({"composition": "max"}, "composition must be one of 'mean', 'first_last', got 'max'"),
         ({"contrast_dims": 17}, "contrast_dims must be from 1 to the hidden size, 16, got 17"),
         ({"contrast_dims": 2.0}, "contrast_dims must be a whole number or None, got 2.0"),
@@ -209,3 +217,41 @@ def test_the_peer_starts_from_the_checkpoint_trains_and_is_not_exported(checkpoi
 def test_values_that_are_not_allowed(checkpoint, fields, words):
     with pytest.raises(ValueError, match=words):
         CSEModel.from_backbone(checkpoint("bert"), objectives=["peer", "group"], **fields)
+
+
+@pytest.mark.parametrize(("size", "dims"), [(24, 20), (8, 8)])
+def test_the_contrast_s_dimensions_are_those_of_the_projected_vectors(checkpoint, batch_of, size, dims):
+    """Regression: they were compared with the hidden size, 16: 20 of 24 were refused, and 12 of 8 were 8."""
+    mapped = {"projector": "linear", "projector_size": size}
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), contrast_dims=dims, **mapped)
+    batch = batch_of(model)
+    z = model.encode_views(batch["input_ids"], batch["attention_mask"]).z[..., :dims]
+    cosines = torch.nn.functional.cosine_similarity(z[0][:, None], z[1][None], dim=-1)
+    expected = torch.nn.functional.cross_entropy(cosines / 0.05, torch.arange(len(cosines)))
+    torch.testing.assert_close(model(**batch).loss, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(
+        ValueError, match=f"contrast_dims must be from 1 to the projector_size, {size}, got {size + 1}"
+    ):
+        CSEModel.from_backbone(checkpoint("bert"), contrast_dims=size + 1, **mapped)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"further_positives": "shuffle+delete"},
+        {"further_positives": "halves", "objectives": ["peer"]},
+        {"objectives": ["triplet"], "triplet_weight": 1.0},
+    ],
+)
+def test_running_statistics_are_those_of_the_views(checkpoint, batch_of, own):
+    """Regression: a kept projector, and the queue, read a mixture with other texts and with the peer's states."""
+    plain, model = (
+        CSEModel.from_backbone(checkpoint("bert", 0.0), projector="batchnorm", **fields).train()
+        for fields in ({}, own)
+    )
+    model.projector.load_state_dict(plain.projector.state_dict())
+    for each in (plain, model):
+        each(**batch_of(model)).loss.backward()
+    for name, value in plain.projector.named_buffers():
+        assert torch.equal(model.projector.get_buffer(name), value), name
+    assert plain.projector[1].num_batches_tracked == 1

@@ -90,6 +90,20 @@ def test_every_term_that_reads_a_vector_counts_once_for_each_size(checkpoint, ba
     torch.testing.assert_close(found.metrics["contrastive_6"].double(), cut["contrastive"].double())
 
 
+def test_a_term_on_the_pooled_state_counts_once_behind_a_kept_projector(checkpoint, batch_of):
+    """Regression: the pooled state is not cut then, and its terms were added up, once for each size."""
+    terms = {"aux_mlm_weight": 0.5, "aux_mlm_head_init": "random", "icm_weight": 0.5, "icm_representation": "h"}
+    terms |= {"dcm_weight": 1.0, "dcm_representation": "h", "reconstruction_weight": 0.4, **NO_DROPOUT}
+    fields = {"matryoshka_dims": [4, 6], "projector": "tanh", "projector_at_inference": True, **terms}
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), **fields)
+    batch, alone = batch_of(model), copy.deepcopy(model)
+    alone.config.matryoshka_dims = None
+    found, full = model(**batch).loss_dict, alone(**batch).loss_dict
+    for name in ("aux_mlm", "icm", "dcm"):
+        torch.testing.assert_close(found[name], full[name], msg=name)
+    assert found["contrastive"] > 1.5 * full["contrastive"] and found["reconstruction"] > full["reconstruction"]
+
+
 def test_the_dimension_contrast_is_that_of_the_first_dimensions(checkpoint, batch_of):
     fields = {"dcm_weight": 1.0, "dcm_reduction": "balanced", "contrastive_weight": 0.0, "projector": "none"}
     model = CSEModel.from_backbone(checkpoint("bert", 0.0), matryoshka_dims=[6], **fields)

@@ -122,7 +122,8 @@ def test_the_mean_squared_difference_of_similarities_against_the_formula(checkpo
 
 
 def test_references_must_be_set_and_bounds_without_a_pair_give_nothing(checkpoint, batch_of):
-    fields = {"objectives": ["rank"], "rank_loss": "mse", "rank_low": 1.0, "rank_high": 0.9, "rank_references": 3}
+    """Three references have correlations of 1, 0.5, −0.5 or −1."""
+    fields = {"objectives": ["rank"], "rank_loss": "mse", "rank_low": 0.6, "rank_high": 0.9, "rank_references": 3}
     model = CSEModel.from_backbone(checkpoint("bert"), **fields)
     batch = {
         name: value.float() if "teacher" in name else value
@@ -170,6 +171,7 @@ def test_the_agreement_is_one_with_the_student_s_own_similarities(checkpoint, ba
         ({"rank_teachers": 0}, "rank_teachers must be a number of at least 1, got 0"),
         ({"rank_temperature": 0.0}, "rank_temperature must be a number greater than 0, got 0.0"),
         ({"rank_mixture": 1.5}, "rank_mixture must be a number of at least 0 and at most 1, got 1.5"),
+        ({"rank_low": 1.0, "rank_high": 0.9}, "rank_low must be at most rank_high, 0.9, got 1.0: the term would be 0"),
         ({"consistency_temperature": -1.0}, "consistency_temperature must be a number greater than 0, got -1.0"),
     ],
 )

@@ -113,6 +113,11 @@ def test_a_size_of_matryoshka_reads_the_same_memory_and_keeps_nothing_of_its_own
     [
         ({"smoothing_size": 1}, "smoothing_size must be a number of at least 2, got 1"),
         ({"smoothing_neighbors": 0}, "smoothing_neighbors must be a number of at least 1, got 0"),
+        (
+            {"smoothing_neighbors": 9, "smoothing_size": 9},
+            "smoothing_neighbors must be below smoothing_size, 9, .* got 9",
+        ),
+        ({"smoothing_size": 3}, "smoothing_neighbors must be below smoothing_size, 3, .* got 3"),
         ({"smoothing_temperature": 0.0}, "smoothing_temperature must be a number greater than 0, got 0.0"),
         ({"smoothing_start": -0.1}, "smoothing_start must be a number of at least 0, got -0.1"),
         ({"smoothing_ramp_steps": -1}, "smoothing_ramp_steps must be a number of at least 0, got -1"),

@@ -123,3 +123,16 @@ def test_wrong_values(
     paths = base | {"backbone": Path(base["backbone"]), "texts": Path(base["texts"])}
     with pytest.raises(ValueError, match=words):
         small.make_trainer(**paths, output_dir=tmp_path / "run", **options)
+
+
+@pytest.mark.parametrize("fields", [{}, {"reconstruction_weight": 0.4}])
+@pytest.mark.parametrize("name", ["objective_learning_rate", "objectives_from"])
+def test_options_for_own_weights_need_some(
+    small: ModuleType, base: dict[str, Any], tmp_path: Path, fields: dict[str, Any], name: str
+) -> None:
+    """Regression: both were ignored."""
+    paths = base | {"backbone": Path(base["backbone"]), "texts": Path(base["texts"])}
+    save_file({}, tmp_path / "objectives.safetensors")
+    options = {name: 1e-2 if name == "objective_learning_rate" else str(tmp_path)}
+    with pytest.raises(ValueError, match=f"{name} must be left out without an objective that has weights of its own"):
+        small.make_trainer(**paths | {"method": "simcse", "fields": fields}, output_dir=tmp_path / "run", **options)

@@ -387,6 +387,20 @@ def test_the_encoder_on_disk_is_compared_in_the_precision_of_the_record(
         ({"lr_scheduler_type": "polynomial", "learning_rate": 1e-8}, "lr_scheduler_type 'polynomial': lr_end"),
         ({"optim": "adamw_torch_fused", "optim_args": "nonsense"}, "optim"),
         ({"objective_warmup_steps": 2}, "objective_warmup_steps must be 0: no objective of .* has weights of its own"),
+        (
+            {"columns": 2, "fields": {"hard_negative_weight": 1.0}},
+            r"hard_negative_weight must be 0 without a third column, the hard negative, got 1\.0 and s0, s1 of texts",
+        ),
+        ({"fields": {"hard_negative_weight": -1.0}}, r"hard_negative_weight must be 0 without a third column"),
+        ({"columns": 3, "fields": {"hard_negative_weight": 1.0, "further_positives": "column"}}, "must be 0 without"),
+        (  # tsdae's decoder read the masked tokens, and triplet compared spans with another masking
+            {"mask_contrastive_input": True, "fields": {"mlm_weight": 0.1, "tsdae_weight": 1.0}},
+            "mask_contrastive_input must be False with the objective 'tsdae', which sets the unmasked sentence",
+        ),
+        (
+            {"mask_contrastive_input": True, "fields": {"mlm_weight": 0.1, "triplet_weight": 1.0}},
+            "mask_contrastive_input must be False with the objective 'triplet'",
+        ),
         ({"train_sampling_strategy": "group_by_length"}, "must be 'random' or 'sequential', got 'group_by_length'"),
         (
             {"gradient_checkpointing": True, "fields": {"attention_weight": 1.0, "first_layer": 0, "last_layer": 1}},
@@ -480,6 +494,30 @@ def test_every_trainable_weight_moves_and_frozen_ones_stay(
         still = value is frozen or "key.bias" in name  # softmax is blind to it
         assert value.isfinite().all() and (still or not torch.equal(value, before[name])), name
     assert torch.equal(frozen, before["backbone.embeddings.position_embeddings.weight"])
+
+
+class GradientsKept(CSETrainer):
+    """Names the trainable weights that got no gradient."""
+
+    without: set[str] | frozenset[str] = frozenset()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        missing = {name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None}
+        self.without = self.without | missing
+        return loss
+
+
+@pytest.mark.parametrize("name", ["rtd", "conditional_mlm", "corrective_lm"])
+def test_a_projector_that_a_condition_on_h_leaves_out_is_frozen(
+    small_run: SmallRun, tmp_path: Path, name: str
+) -> None:
+    """Regression: DistributedDataParallel ends a run with a weight that gets no gradient."""
+    fields = {"objectives": [name], "condition": "h", f"{name}_weight": 1.0, "contrastive_weight": 0.0}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, kind=GradientsKept, max_steps=1)
+    trainer.train()
+    assert trainer.without == set()
+    assert not any(p.requires_grad for p in trainer.model.projector.parameters())
 
 
 def test_a_stream_passes_over_its_rows_again(small_run: SmallRun, tmp_path: Path) -> None:
@@ -660,12 +698,116 @@ def test_alignment_selects_nothing_without_dropout(small_run: SmallRun, tmp_path
         small_run(tmp_path / "run", columns=2, fields={"dropout": 0.0}, metric_for_best_model="alignment")
 
 
-def test_further_positives_that_nothing_reads_are_told(
-    small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+CHINESE = [
+    "今天天气很好，我们一起去公园散步，看看湖边的花和树，然后回家吃晚饭，一家人都很高兴。",
+    "他在弹吉他。",
+    "猫",
+    "我们走吧",
+]
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "delete", "halves"])
+def test_texts_without_spaces_are_refused_where_words_change(
+    small: Any, small_backbone: Path, tmp_path: Path, kind: str
 ) -> None:
-    fields = {"further_positives": "dropout", "further_positives_weight": 0.0}
-    small_run(tmp_path / "run", fields=fields)
-    assert "further_positives 'dropout' are encoded, and nothing reads them" in caplog.text
+    """Regression: every further positive was its sentence."""
+    (tmp_path / "zh.txt").write_text("\n".join(CHINESE) + "\n", encoding="utf-8")
+    fields = {"further_positives": f"dropout+{kind}"}
+    message = f"100% of 4 texts of zh.txt are a single word between white space, which the further positive '{kind}'"
+    with pytest.raises(ValueError, match=message):
+        small.make_trainer(small_backbone, tmp_path / "zh.txt", tmp_path / "run", fields=fields)
+
+
+@pytest.mark.parametrize("options", [{"augmentation": "mask"}, {"fields": {"further_positives": "mask"}}])
+def test_a_masked_span_in_texts_without_spaces_is_told(
+    small: Any, small_backbone: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    """The span of a text that is cut may lie behind the cut, which is found by words."""
+    (tmp_path / "zh.txt").write_text("\n".join(CHINESE[:1] * 4 + ["two words"]) + "\n", encoding="utf-8")
+    small.make_trainer(small_backbone, tmp_path / "zh.txt", tmp_path / "run", **options)
+    assert "80% of 5 texts of zh.txt have no white space between words" in caplog.text
     caplog.clear()
-    small_run(tmp_path / "other", fields=fields | {"group_weight": 1.0})
+    (tmp_path / "en.txt").write_text("\n".join(["a text of several words, long enough"] * 5) + "\n", encoding="utf-8")
+    small.make_trainer(small_backbone, tmp_path / "en.txt", tmp_path / "other", **options)
+    assert "white space" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["dropout", "column"])
+@pytest.mark.parametrize(
+    "unread", [{"further_positives_weight": 0.0}, {"contrastive_weight": 0.0, "objectives": ["towers"]}]
+)
+def test_further_positives_that_nothing_reads_are_told(
+    small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, unread: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"columns": 2, "fields": {"further_positives": kind, **unread}}
+    small_run(tmp_path / "run", **options)
+    assert f"further_positives '{kind}' are encoded, and nothing reads them" in caplog.text
+    caplog.clear()
+    options["fields"] |= {"group_weight": 1.0}
+    small_run(tmp_path / "other", **options)
     assert "nothing reads them" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"augmentation": "shuffle"},
+        {"augmentation": "delete", "fields": {"queue_weight": 1.0, "queue_size": 16}},
+        {"mask_contrastive_input": True, "fields": {"mlm_weight": 0.1, "mlm_probability": 0.5}},
+        {"mask_contrastive_input": True, "columns": ["s0", "s1"], "fields": {"mlm_weight": 0.1}},
+    ],
+)
+def test_identical_texts_are_those_of_the_corpus_whatever_changes_the_views(
+    small: Any, small_backbone: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Regression: the texts were compared as they were after the change, so that ``mask_identical`` did nothing."""
+    pairs = "columns" in options
+    lines = 2 * [f"the {a} dog runs in the house {b} ." for a in ("red", "blue") for b in ("fast", "slow")]
+    texts = tmp_path / ("texts.tsv" if pairs else "texts.txt")
+    rows = (
+        ["s0\ts1", *(f"{line}\ta man plays {n % 4 * ' guitar'}" for n, line in enumerate(lines))] if pairs else lines
+    )
+    texts.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    kept, left_out = [], []
+    for masked, losses in ((False, kept), (True, left_out)):
+        fields = options.get("fields", {}) | {"mask_identical": masked}
+        more = options | {"fields": fields, "max_steps": 1, "kind": Recording, "max_seq_length": 16}
+        trainer = small.make_trainer(small_backbone, texts, tmp_path / f"run-{masked}", **more)
+        trainer.train()
+        ((_, _, terms, metrics),) = trainer.seen
+        assert metrics["identical_texts"] == 8
+        losses.append(terms["contrastive"])
+    assert left_out[0] < kept[0] - 0.05
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"objectives": ["tsdae"], "contrastive_weight": 0.0}, {}),
+        ({"objectives": ["mlm", "towers"], "contrastive_weight": 0.0}, {}),
+        ({"objectives": ["token_information"], "contrastive_weight": 0.0}, {}),
+        ({"objectives": ["mlm"], "mlm_views": 2}, {"mask_contrastive_input": True}),
+        ({"objectives": [], "further_positives": "halves", "second_view_weight": 0.0}, {}),
+        ({"objectives": [], "further_positives": "dropout", "perturb_first": "shuffle"}, {}),
+    ],
+)
+def test_a_run_that_compares_no_equal_views_needs_no_dropout(
+    small_run: SmallRun, tmp_path: Path, fields: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Regression: without dropout each of them was refused for its two equal views."""
+    more = {"dropout": 0.0, **({"channels": 8} if "token_information" in fields["objectives"] else {})}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields | more, max_steps=2, **options)
+    trainer.train()
+    assert trainer.state.log_history[-1]["train_loss"] != 0
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("own", [{}, {"group_weight": 1.0, "further_positives_weight": 0.0}])
+def test_a_further_positive_that_equals_its_sentence_is_refused(
+    small_run: SmallRun, tmp_path: Path, columns: int, own: dict[str, Any]
+) -> None:
+    fields = {"dropout": 0.0, "further_positives": "shuffle+dropout", "perturb_second": "shuffle", **own}
+    message = r"further_positives 'dropout' differs .* encoder's is 0 .* got 'shuffle\+dropout'"
+    with pytest.raises(ValueError, match=message):
+        small_run(tmp_path / "run", columns=columns, fields=fields)
+    small_run(tmp_path / "other", columns=columns, fields=fields | {"dropout": 0.1})

@@ -22,6 +22,7 @@ from csekit.modeling.objectives import (
     TargetSpec,
     further_columns,
 )
+from csekit.modeling.text_keys import TEXT_KEYS, text_keys
 from csekit.modeling.tokenization import TokenizedTexts, pad, tokenize, training_length
 from csekit.trainers.batches.editing import edited_copy
 from csekit.trainers.batches.masking import (
@@ -61,7 +62,8 @@ class CSECollator:
     Raises:
         ValueError: the tokenizer has no padding token, or no mask token that a spec or the augmentation needs;
             ``max_seq_length`` with the template exceeds its limit, or leaves no room for a sentence; a spec or the
-            template is not valid; ``mask_contrastive_input`` without the objective ``mlm``.
+            template is not valid; ``mask_contrastive_input`` without the objective ``mlm``, or with one whose copies
+            are compared with the first view's tokens.
     """
 
     def __init__(
@@ -103,6 +105,12 @@ class CSECollator:
                 f"mask_contrastive_input must be False without the objective 'mlm', got {mask_contrastive_input} "
                 f"with the masked copies of {names}: add --mlm_weight"
             )
+        for name, spec in self.batch_specs.items() if mask_contrastive_input else ():
+            if isinstance(spec, DeletionSpec | SpanSpec):
+                raise ValueError(
+                    f"mask_contrastive_input must be False with the objective {name!r}, which sets the unmasked "
+                    f"sentence against its copies, got {mask_contrastive_input}"
+                )
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Make a batch of B rows ``{"texts": [s0, …], "index": int, "epoch": int}`` with C texts each (an augmentation
@@ -114,6 +122,8 @@ class CSECollator:
             - ``token_counts`` (B, C) int64: the number of real tokens, as a numpy array, which stays on the host when
               tensors move to a device. Copies with their own mask have ``<name>_token_counts``.
             - ``index`` (B,) int64 sample indices; ``return_loss`` True.
+            - ``text_keys`` (B, C) int64, with an augmentation or ``mask_contrastive_input``: the hashes of the
+              original texts, an augmented one's is its sentence's.
             - per spec ``<name>_input_ids`` (V·B, L), view-major, ``<name>_positions`` (M,) in these flattened, and
               ``<name>_labels`` (M,), all int64. With C = 1 the views are masked copies of the one sentence,
               independent of each other; with C > 1 view v is column v. V = min(views, 2 or C). The docstrings of
@@ -151,6 +161,8 @@ class CSECollator:
             "index": torch.from_numpy(index_B),
             "return_loss": True,
         }
+        if self.augmentation is not None or self.mask_contrastive_input:
+            batch[TEXT_KEYS] = self._text_keys(tokens, B, C)
         for place, vectors in enumerate(self.teachers):
             found = torch.from_numpy(vectors[index_B].astype(np.float32))
             first, *others = [found] if found.ndim == 2 else [each.contiguous() for each in found.unbind(1)]
@@ -256,6 +268,12 @@ class CSECollator:
         first, last = (np.array([ends[i] for i in chosen])[:, None] for ends in (tokens.first, tokens.last))
         lengths = np.array([len(tokens.input_ids[i]) for i in chosen])
         return ids, (places >= first) & (places < last), lengths
+
+    def _text_keys(self, tokens: TokenizedTexts, B: int, C: int) -> torch.Tensor:
+        """Return the hashes of the original texts, (B, C); an augmentation makes the second of two columns."""
+        ids, own, _ = self._rows(tokens, range(C * B))
+        keys_BC = text_keys(torch.from_numpy(ids), torch.from_numpy(own).long()).view(C, B).T
+        return (keys_BC if self.augmentation is None else keys_BC[:, :1].expand(B, C)).contiguous()
 
     def _copies(
         self, name: str, spec: MaskingSpec, own: Any, index_B: np.ndarray, epoch_B: np.ndarray

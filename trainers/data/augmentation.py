@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 RATES = {"shuffle": 1.0, "delete": 0.2, "repeat": 0.2, "reverse": 1.0}
 KINDS = ("none", *RATES, "mask")
 UNCHANGED_LIMIT = 0.05
+#: Share of texts of a single word from which on a language counts as one without spaces.
+WITHOUT_SPACES = 0.5
 #: Default number of masked characters, and the length below which a text stays as it is (Mirror-BERT's released code).
 SPAN, SHORTEST = 5, 30
 
@@ -168,7 +170,8 @@ def make_augmentation(kind: str, rate: float | None = None, span: int | None = N
 def check_augmentation(
     augmentation: Augmentation | None, corpus: Corpus, further: int = 0, sample: int = 1000
 ) -> None:
-    """Check that a corpus can be augmented; warn if more than 5 % of the texts would stay as they are.
+    """Check that a corpus can be augmented; warn if more than 5 % of the texts would stay as they are, and of a masked
+    span in texts without spaces.
 
     Arguments:
         further: columns behind the contrastive ones, which objectives read.
@@ -186,16 +189,46 @@ def check_augmentation(
             f"columns {', '.join(columns)}: name one, e.g. --columns {columns[0]}, or leave the augmentation out"
         )
     texts = [row[0] for row in corpus.sample(sample)]
+    _check_changes(f"augmentation {augmentation.kind!r}", augmentation, corpus.name, texts)
+
+
+def check_further_positives(kinds: Sequence[str], corpus: Corpus, sample: int = 1000) -> None:
+    """Check that further positives differ from the texts; warn if more than 5 % of the texts would stay as they are.
+
+    Arguments:
+        kinds: of :data:`csekit.modeling.objectives.POSITIVES`.
+        sample: number of rows that are counted.
+
+    Raises:
+        ValueError: all texts would stay as they are.
+    """
+    changed = [kind for kind in dict.fromkeys(kinds) if kind in ("halves", "mask", *RATES)]
+    texts = [row[0] for row in corpus.sample(sample)] if changed else []
+    for kind in changed:
+        change = make_augmentation("delete" if kind == "halves" else kind)  # both need two words
+        assert change is not None
+        _check_changes(f"the further positive {kind!r}", change, corpus.name, texts)
+
+
+def _check_changes(what: str, augmentation: Augmentation, name: str, texts: Sequence[str]) -> None:
+    """Warn of texts of the corpus ``name`` that stay as they are, or whose words are not told apart. Raises ValueError
+    if all texts stay."""
+    masks = augmentation.kind == "mask"
+    whole = sum(len(text.split(maxsplit=1)) < 2 for text in texts) / len(texts)
     share = sum(not augmentation.changes(text) for text in texts) / len(texts)
     if share > UNCHANGED_LIMIT:
-        masks = augmentation.kind == "mask"
         short = f"shorter than {max(SHORTEST, augmentation.span + 1)} characters"
         told = (
-            f"{share:.0%} of {len(texts):,} texts of {corpus.name} are "
-            f"{short if masks else 'a single word between white space'}, which augmentation {augmentation.kind!r} "
-            "does not change"
+            f"{share:.0%} of {len(texts):,} texts of {name} are "
+            f"{short if masks else 'a single word between white space'}, which {what} does not change"
         )
         if share == 1:
             rest = "choose another one" if masks else "segment a language without spaces into words first"
             raise ValueError(f"{told}; {rest}")
         logger.warning("%s: dropout alone makes their positive", told)
+    if masks and whole > WITHOUT_SPACES:
+        logger.warning(
+            "%s of %s texts of %s have no white space between words, by which %s finds the end of what the encoder "
+            "reads: in longer texts the span may lie behind max_seq_length; segment them into words first",
+            *(f"{whole:.0%}", f"{len(texts):,}", name, what),
+        )

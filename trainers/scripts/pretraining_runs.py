@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,11 @@ from csekit.trainers.scripts.run_arguments import CorpusArguments, build_parser,
 
 #: The objectives of pre-training: those of :class:`InfoCSEForPreTraining`, and replaced-token detection.
 OBJECTIVES = (*PRETRAINING_OBJECTIVES, RTDPretrainingConfig.objective)
+#: The arguments that one objective alone reads.
+_OF_OBJECTIVE = {
+    "condenser": ("split_layer", "head_layers", "head_init"),
+    RTDPretrainingConfig.objective: ("generator_name_or_path", "train_generator", "discriminator_weight"),
+}
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
 
@@ -53,12 +58,16 @@ class PretrainRunArguments(CorpusArguments):
         },
     )
     split_layer: int | None = field(
-        default=None, metadata={"help": "k, the layer that the head reads; default: 6, half in shallow encoders."}
+        default=None,
+        metadata={"help": "With condenser: k, the layer that the head reads; default: 6, half in shallow encoders."},
     )
-    head_layers: int = field(default=2, metadata={"help": "Layers of the auxiliary head."})
+    head_layers: int = field(default=2, metadata={"help": "With condenser: layers of the auxiliary head."})
     head_init: str = field(
         default="top_layers",
-        metadata={"help": "The auxiliary head's first weights: top_layers (the encoder's) or new (as Condenser)."},
+        metadata={
+            "help": "With condenser: the auxiliary head's first weights, top_layers (the encoder's) or new (as "
+            "Condenser's code)."
+        },
     )
     generator_name_or_path: str | None = field(
         default=None,
@@ -99,10 +108,14 @@ class PretrainRunArguments(CorpusArguments):
         if self.objective == RTDPretrainingConfig.objective and self.model_name_or_path is None:
             raise ValueError("objective 'rtd' needs --model_name_or_path: its networks start from a checkpoint")
         check_number("discriminator_weight", self.discriminator_weight, 0)
-        if self.objective != RTDPretrainingConfig.objective and self.generator_name_or_path is not None:
-            raise ValueError(
-                f"--generator_name_or_path must be left out with objective {self.objective!r}, which has none"
-            )
+        defaults = {field.name: field.default for field in fields(self)}
+        for objective, names in _OF_OBJECTIVE.items():
+            for name in names if self.objective != objective else ():
+                if (value := getattr(self, name)) != defaults[name]:
+                    raise ValueError(
+                        f"--{name} must be left out with objective {self.objective!r}: it is for {objective!r}, "
+                        f"got {value!r}"
+                    )
         if not 0 <= self.heldout_share <= 0.5:
             raise ValueError(f"heldout_share must lie in [0, 0.5], got {self.heldout_share}")
         fresh = {

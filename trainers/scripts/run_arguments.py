@@ -137,6 +137,11 @@ class RunArguments(CorpusArguments):
             raise ValueError(
                 f"dev_columns must name 3 different columns (sentence1 sentence2 score), got {self.dev_columns}"
             )
+        if self.dev_columns is not None and self.dev_file is None and self.test_file is None:
+            raise ValueError(
+                "--dev_columns must be left out without --dev_file and --test_file, whose columns they are, "
+                f"got {self.dev_columns}"
+            )
         if self.train_fraction is not None and not 0 < self.train_fraction <= 1:
             raise ValueError(f"train_fraction must lie in (0, 1], got {self.train_fraction}")
         if self.streaming and (self.filter_overlap or self.train_fraction is not None):
