@@ -47,7 +47,8 @@ class _Dropout(torch.autograd.Function):
 
 def _draw_lanes(count: int) -> Tensor:
     """Draw 16-bit numbers, (count,) int16, from a generator that torch's global CPU generator seeds."""
-    seed = int(torch.empty((), dtype=torch.int64).random_())
+    seed = np.empty(2, np.int32)
+    torch.from_numpy(seed).random_()
     numbers: np.ndarray = np.random.SFC64(seed).random_raw((count + 3) // 4)
     return torch.from_numpy(numbers.view(np.int16))[:count]
 
