@@ -1,4 +1,4 @@
-"""What encoders are good for: the STS sets by length, transfer tasks, search, intents, and the geometry of the space.
+"""Score encoders on several uses: the STS sets by length, transfer tasks, search, intents, and their geometry.
 
     python -m experiments.score_uses simcse=runs/simcse untrained=my-encoder --pooling cls --data_dir data \
         --results_dir experiments/results/uses
@@ -62,7 +62,7 @@ def by_length(
 
 
 class Data(NamedTuple):
-    """What every encoder is scored on."""
+    """The sets that every encoder is scored on."""
 
     sts: list[STSTask]
     transfer: list[TransferTask]
