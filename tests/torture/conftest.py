@@ -16,6 +16,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -40,6 +41,11 @@ _FUZZ_LOG = Path(os.environ.setdefault("CSEKIT_TORTURE_LOG", f"{tempfile.gettemp
 _WORDS = {"told": "told in one line", "wrong": "silently wrong"}
 
 
+def ends(text: str, length: int = 1000) -> str:
+    """The beginning and the end of a long text. Where a process hangs is at the top of faulthandler's list."""
+    return text if len(text) <= 2 * length else f"{text[:length]}\n[…]\n{text[-length:]}"
+
+
 class Tally:
     """Counts the outcomes of all trials."""
 
@@ -59,8 +65,8 @@ class Tally:
         assert outcome in OUTCOMES
         self.rows.setdefault(row, Counter())[outcome] += 1
         if outcome in BROKEN:
-            public = re.sub(r"(/[\w.+-]+)+/", "", detail)  # no paths of this machine
-            self.broken.append({"row": row, "outcome": outcome, "detail": public[-2000:]})
+            public = ends(re.sub(r"(/[\w.+-]+)+/", "", detail))  # no paths of this machine
+            self.broken.append({"row": row, "outcome": outcome, "detail": public})
             RESULTS.parent.mkdir(parents=True, exist_ok=True)
             with RESULTS.with_suffix(".log").open("a") as log:
                 log.write(f"{row}: {outcome}: {detail}\n\n")
@@ -168,6 +174,7 @@ class Started:
             try:
                 os.setsid()
                 _one_thread()
+                _own_progress_lock()
                 handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(handle, 1)
                 os.dup2(handle, 2)
@@ -206,6 +213,20 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def _own_progress_lock() -> None:
+    """Give this process a lock of its own for progress bars.
+
+    tqdm's lock is a semaphore that forked processes share with their parent. A process that is killed while it holds
+    the semaphore never gives it back, and every process forked later would wait for it for ever.
+    """
+    import tqdm
+
+    bars, lock = [tqdm.tqdm], threading.RLock()
+    while bars:  # a subclass that made the first bar has the shared lock as an attribute of its own
+        bars[-1].set_lock(lock)
+        bars.extend(bars.pop().__subclasses__())
 
 
 def _jumping_clock(seed: float) -> Callable[[], float]:

@@ -1,6 +1,7 @@
 """Commands killed at random moments: their output is absent or whole, and the next call completes it."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -93,7 +94,7 @@ def test_killed_commands_leave_nothing_or_all(
             elif left := [p.name for p in folder.iterdir() if p.name.endswith((".draft", ".old"))]:
                 outcome, detail = "lost", f"drafts of killed processes are left: {left}"
         if not tally(f"kill: {kind}", outcome, f"kills {kills}: {detail}"):
-            broken.append(f"{kills}: {detail[-1500:]}")
+            broken.append(tally.broken[-1]["detail"])
         shutil.rmtree(folder)
     assert not broken, "\n\n".join(broken)
 
@@ -170,5 +171,21 @@ def test_killed_drivers_of_trials_end_like_others(
         if ended.code == 0 and scores(name) != reference:
             outcome, detail = "silently wrong", "other scores after the kills"
         if not tally("kill: run_seeds", outcome, f"kills {kills}: {detail}"):
-            broken.append(f"{kills}: {detail[-1500:]}")
+            broken.append(tally.broken[-1]["detail"])
     assert not broken, "\n\n".join(broken)
+
+
+def test_a_process_killed_with_the_progress_lock_stops_no_other(
+    data: Path, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    import tqdm
+
+    tqdm.tqdm.get_lock()  # the parent has made it; what is forked inherits it
+    if (child := os.fork()) == 0:
+        tqdm.tqdm.get_lock().acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    words, written = commands(data, tmp_path / "out")["eval"]
+    ended = start(*words).end(timeout=60)
+    assert ended.code == 0, ended.text[:3000]
+    assert written.is_file()

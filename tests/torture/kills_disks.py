@@ -90,7 +90,7 @@ def test_trainings_on_a_full_disk_say_so_and_resume(
             elif result(output) != reference:
                 outcome, detail = "silently wrong", "another encoder after the full disk"
         if not tally("full disk: train", outcome, f"{kilobytes} kB: {detail}"):
-            broken.append(f"{kilobytes} kB: {detail[-1500:]}")
+            broken.append(tally.broken[-1]["detail"])
         shutil.rmtree(output, ignore_errors=True)
     assert not broken, "\n\n".join(broken)
 
@@ -152,7 +152,7 @@ def test_commands_on_a_full_disk_say_so_and_go_on(
             if start(*commands(data, folder)[kind]).end().code:
                 outcome, detail = "lost", "the same command does not go on once there is room"
         if not tally(f"full disk: {kind}", outcome, f"{kilobytes} kB: {detail}"):
-            broken.append(f"{kilobytes} kB: {detail[-1500:]}")
+            broken.append(tally.broken[-1]["detail"])
         for path in folder.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert not broken, "\n\n".join(broken)

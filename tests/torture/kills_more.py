@@ -69,7 +69,7 @@ def test_killed_back_translations_end_like_others(
         elif left := sorted(p.name for p in folder.iterdir() if p.name not in ("pairs.tsv", "pairs.tsv.json")):
             outcome, detail = "lost", f"left behind: {left}"
         if not tally("kill: back-translation", outcome, f"kills {kills}: {detail}"):
-            broken.append(f"{kills}: {detail[-1500:]}")
+            broken.append(tally.broken[-1]["detail"])
         shutil.rmtree(folder)
     assert not broken, "\n\n".join(broken)
 
@@ -120,7 +120,7 @@ def test_killed_pushes_publish_nothing_or_all(
         elif {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} != before:
             outcome, detail = "lost", "the run's folder has changed"
         if not tally("kill: push", outcome, f"kills {kills}: {detail}"):
-            broken.append(f"{kills}: {detail[-1500:]}")
+            broken.append(tally.broken[-1]["detail"])
         hub.repositories.pop(name, None)
     assert not broken, "\n\n".join(broken)
 
@@ -171,7 +171,7 @@ def test_trainings_with_a_jumping_clock_end_like_others(
         elif outcome == "held" and weights(output) != reference:
             outcome, detail = "silently wrong", "another encoder"
         if not tally("clock jumps: train", outcome, f"killed after {after}: {detail}"):
-            broken.append(f"{after}: {detail[-1500:]}")
+            broken.append(tally.broken[-1]["detail"])
         shutil.rmtree(output, ignore_errors=True)
     assert not broken, "\n\n".join(broken)
 

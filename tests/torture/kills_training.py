@@ -97,6 +97,6 @@ def test_killed_trainings_end_like_others(
             elif names := different(reference, kept(output)):
                 outcome, detail = "silently wrong", f"different: {names}"
         if not tally(f"kill: train {kind}", outcome, f"kills {kills}: {detail}"):
-            broken.append(f"{kills}: {detail[-1500:]}")
+            broken.append(tally.broken[-1]["detail"])
         shutil.rmtree(output, ignore_errors=True)
     assert not broken, "\n\n".join(broken)
