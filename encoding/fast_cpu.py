@@ -1,6 +1,7 @@
-"""Compute linear layers faster while a model only encodes, without changing the model.
+"""Compute linear layers and attention faster while a model only encodes, without changing the model.
 
-On CPU, oneDNN gets each weight in the layout of its matrix product and computes a following GELU in the same kernel.
+On CPU, oneDNN gets each weight in the layout of its matrix product and computes a following GELU in the same kernel,
+and attention's keys fill the processor's lanes (``fast_attention.py``).
 With int8, weights are rounded per output and activations per call. A layer keeps its class, parameters and hooks;
 ``fast_inference`` temporarily replaces its ``forward``. Layers that this does not suit, or that the processor cannot
 compute this way, keep their own.
@@ -14,9 +15,10 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.activations import GELUActivation
 
-from csekit.modeling.fast_packing import FILLED
+from csekit.modeling.fast_packing import FILLED, filled_attention
 
 PRECISIONS = ("fp32", "bf16", "int8")
 #: oneDNN chooses the layout of weights for products of this many rows.
@@ -39,8 +41,8 @@ def fast_inference(model: nn.Module, precision: str = "fp32") -> Iterator[None]:
 
     Arguments:
         precision: 'fp32' gives the model's own values up to rounding. 'bf16' computes products and attention in
-            bfloat16 (autocast), norms and sums in float32. 'int8', on CPU only, computes the product of every linear
-            layer in 8 bits and the rest in float32.
+            bfloat16 (autocast), norms and sums in float32; on CPU the states between the layers have 16 bits as well.
+            'int8', on CPU only, computes the product of every linear layer in 8 bits and the rest in float32.
 
     Raises:
         ValueError: ``check_precision`` refuses the precision, or this build of torch has no int8.
@@ -53,6 +55,8 @@ def fast_inference(model: nn.Module, precision: str = "fp32") -> Iterator[None]:
             for module, forward in _replacements(model, precision):
                 module.__dict__["forward"] = forward
                 stack.callback(module.__dict__.pop, "forward")
+            for encoder in [module for module in model.modules() if isinstance(module, PreTrainedModel)]:
+                stack.enter_context(filled_attention(encoder))
         if precision == "bf16":
             stack.enter_context(torch.autocast(device.type, torch.bfloat16))
         yield

@@ -25,6 +25,7 @@ from csekit.encoding.chunks import evaluating
 from csekit.encoding.encoder import TextEncoder
 from csekit.encoding.fast_cpu import fast_inference
 from csekit.encoding.pooled import PooledBackbone
+from csekit.modeling.fast_attention import fill_keys
 
 GELUS = (GELUActivation, nn.GELU)
 SIZES = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -133,6 +134,29 @@ def test_new_weights_are_seen_and_an_error_leaves_nothing_behind() -> None:
         assert not torch.allclose(embed(model), before, atol=1e-3)
         raise ZeroDivisionError
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_attention_fills_its_keys_inside_and_is_the_model_s_own_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled: list[int] = []
+
+    def fill(key: torch.Tensor, value: torch.Tensor, mask: Any) -> Any:
+        filled.append(key.shape[2])
+        return fill_keys(key, value, mask)
+
+    monkeypatch.setattr("csekit.modeling.fast_packing.fill_keys", fill)
+    model = build("bert")
+    plain = embed(model)
+    assert filled == []
+    with pytest.raises(ZeroDivisionError), fast_inference(model):
+        torch.testing.assert_close(embed(model), plain, atol=1e-5, rtol=1e-5)
+        assert filled == [12, 12]  # one in each layer
+        raise ZeroDivisionError
+    assert model.backbone.config._attn_implementation == "sdpa"
+    eager = PooledBackbone(Auto.from_config(FAMILIES["bert"](), attn_implementation="eager"), "mean")
+    with fast_inference(eager):
+        embed(eager)
+        assert eager.backbone.config._attn_implementation == "eager"
+    assert len(filled) == 2
 
 
 def test_a_forward_of_somebody_else_stays() -> None:
