@@ -553,7 +553,7 @@ def check_equal_views(model: CSEModel, args: CSETrainingArguments, columns: int,
     """
     config = model.config
     contrast = config.contrastive_weight and config.second_view_weight
-    compared = contrast or any(objective.compares_views for objective in model.auxiliaries())
+    compared = contrast or any(each.compares_views and not each.one_view for each in model.auxiliaries())
     one_text = columns == 1 and args.augmentation == "none" and config.second_prompt_template is None
     changed = args.mask_contrastive_input or any(config.view_changes)
     if one_text and compared and not changed:

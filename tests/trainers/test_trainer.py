@@ -801,6 +801,26 @@ def test_a_run_that_compares_no_equal_views_needs_no_dropout(
     assert trainer.state.log_history[-1]["train_loss"] != 0
 
 
+class OneView(Reconstruction):
+    """An objective from outside, which sets ``one_view`` alone."""
+
+    one_view = True
+
+    def forward(self, views: Any, batch: Any, encode: Any) -> Any:
+        return {"reconstruction": views.z[0].float().square().mean()}, {}
+
+
+def test_an_objective_of_one_view_needs_no_dropout(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it was refused for two equal views, and has one."""
+    monkeypatch.setitem(OBJECTIVES, "reconstruction", OneView)
+    fields = {"objectives": ["reconstruction"], "contrastive_weight": 0.0, "dropout": 0.0}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, max_steps=2)
+    trainer.train()
+    assert trainer.state.log_history[-1]["train_loss"] > 0
+
+
 @pytest.mark.parametrize("columns", [1, 2])
 @pytest.mark.parametrize("own", [{}, {"group_weight": 1.0, "further_positives_weight": 0.0}])
 def test_a_further_positive_that_equals_its_sentence_is_refused(
