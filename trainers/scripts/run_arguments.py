@@ -103,7 +103,10 @@ class RunArguments(CorpusArguments):
     )
     test_file: str | None = field(
         default=None,
-        metadata={"help": "Scored pairs, scored before and after training, instead of the STS test sets."},
+        metadata={
+            "help": "Scored pairs, scored before and after training, instead of the STS test sets. With --do_predict "
+            "False only --filter_overlap reads them."
+        },
     )
     dev_columns: list[str] | None = field(
         default=None, metadata={"help": "Names or numbers of the columns of both: sentence1 sentence2 score."}
