@@ -734,7 +734,12 @@ def test_a_masked_span_in_texts_without_spaces_is_told(
 
 @pytest.mark.parametrize("kind", ["dropout", "column"])
 @pytest.mark.parametrize(
-    "unread", [{"further_positives_weight": 0.0}, {"contrastive_weight": 0.0, "objectives": ["towers"]}]
+    "unread",
+    [
+        {"further_positives_weight": 0.0},
+        {"contrastive_weight": 0.0, "objectives": ["towers"]},
+        {"further_positives_weight": 0.0, "peer_weight": 0.0},
+    ],
 )
 def test_further_positives_that_nothing_reads_are_told(
     small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, unread: dict[str, Any]
@@ -786,6 +791,7 @@ def test_identical_texts_are_those_of_the_corpus_whatever_changes_the_views(
         ({"objectives": ["tsdae"], "contrastive_weight": 0.0}, {}),
         ({"objectives": ["mlm", "towers"], "contrastive_weight": 0.0}, {}),
         ({"objectives": ["token_information"], "contrastive_weight": 0.0}, {}),
+        ({"objectives": ["mlm", "reconstruction"], "contrastive_weight": 0.0, "reconstruction_weight": 0.0}, {}),
         ({"objectives": ["mlm"], "mlm_views": 2}, {"mask_contrastive_input": True}),
         ({"objectives": [], "further_positives": "halves", "second_view_weight": 0.0}, {}),
         ({"objectives": [], "further_positives": "dropout", "perturb_first": "shuffle"}, {}),
