@@ -91,6 +91,28 @@ def test_float32_is_the_model_to_rounding_and_the_others_are_near(family: str) -
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+@pytest.mark.parametrize("tiles", [True, False])
+def test_int8_of_both_libraries(monkeypatch: pytest.MonkeyPatch, tiles: bool) -> None:
+    """oneDNN's where the processor has tiles, else torch's default; the setting of the process stays."""
+    engines: Any = torch.backends.quantized
+    if "onednn" not in engines.supported_engines:
+        pytest.skip("this build of torch has no oneDNN")
+    prepack, seen, before = torch.ops.quantized.linear_prepack, [], engines.engine
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles, raising=False)
+    monkeypatch.setattr(
+        torch.ops.quantized, "linear_prepack", lambda *given: seen.append(engines.engine) or prepack(*given)
+    )
+    for family in ("bert", "bert-tanh-gelu"):
+        model = build(family)
+        plain = embed(model)
+        with fast_inference(model, "int8"):
+            near = embed(model)
+        assert not torch.equal(near, plain)
+        assert torch.cosine_similarity(near, plain).min() > 0.99
+    assert set(seen) == {"onednn" if tiles else before}
+    assert engines.engine == before
+
+
 def test_gelu_is_fused_where_it_stands_behind_one_linear_layer() -> None:
     assert replaced(build("bert"), *GELUS) == 2
     assert replaced(build("distilbert"), *GELUS) == 2
