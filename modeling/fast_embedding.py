@@ -117,8 +117,9 @@ class KeptEmbedding(nn.Embedding):
 def keep_gradients(model: nn.Module) -> dict[nn.Parameter, KeptGradient]:
     """Keep the gradients of the model's large embeddings on CPU from now on; return them by weight.
 
-    The optimiser must leave gradients as they are, as ``torch.optim.AdamW`` does. Nothing happens if the fast paths
-    are off. State dicts and values stay the same.
+    The optimiser must leave gradients as they are, as ``torch.optim.AdamW`` does. A callback that changes them is
+    noticed, unless it writes to their ``data``, which torch does not count as a change. Nothing happens if the fast
+    paths are off. State dicts and values stay the same.
     """
     found = [module for module in model.modules() if type(module) is nn.Embedding] if fast() and _can_count() else []
     kept: dict[Any, KeptGradient] = {}
