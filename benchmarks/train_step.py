@@ -48,6 +48,7 @@ from csekit.encoding.text_files import ROWS
 from csekit.evaluation.results import write_results
 from csekit.modeling import METHODS
 from csekit.modeling.fast_compile import begin_step, compile_layers
+from csekit.modeling.fast_embedding import clip_gradients, keep_gradients
 from csekit.trainers import CSECollator, load_corpus
 from csekit.trainers.data.augmentation import make_augmentation
 from csekit.trainers.data.corpora import Corpus
@@ -108,6 +109,7 @@ def csekit_step(
     if compiled is not None:
         compile_layers(model, **compiled)
     optimizer = torch.optim.AdamW([p for group in clipped.values() for p in group], lr=LEARNING_RATE, fused=True)
+    kept = keep_gradients(model)
 
     def step(rows: list[dict[str, Any]]) -> None:
         rows = [{**row, "index": row["index"] % TAUGHT} for row in rows] if collator.teachers else rows
@@ -118,7 +120,7 @@ def csekit_step(
             loss = network(**batch).loss
         loss.backward()
         for group in clipped.values():
-            torch.nn.utils.clip_grad_norm_(group, MAX_GRAD_NORM)
+            clip_gradients(group, MAX_GRAD_NORM, kept)
         optimizer.step()
         optimizer.zero_grad()
 

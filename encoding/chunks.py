@@ -20,7 +20,7 @@ from csekit.modeling.tokenization import pad, tokenize
 #: Largest number of padded tokens in a batch; a longer text makes a batch of its own. On CPU the states of a batch
 #: must fit into the caches.
 MAX_BATCH_TOKENS = 16_384
-MAX_BATCH_TOKENS_CPU = 1024
+MAX_BATCH_TOKENS_CPU = 2048
 #: Default number of texts in a chunk.
 CHUNK = 8192
 #: With fewer tokens than this, laying out the weights anew costs more than it saves.

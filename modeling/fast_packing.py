@@ -24,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils.generic import is_flash_attention_requested
 
-from .fast_attention import PackedAttention, Rows
+from .fast_attention import PackedAttention, Rows, fill_keys
 from .fast_counts import counts_of
 from .fast_half import half_states, widened
 from .fast_layers import TakeRows, ask_at, attention_output, only_at, self_attention, take_places
@@ -164,7 +164,7 @@ def packed_attention(
         (1, T, A, D), None
     """
     if packing is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return _attention(module, query, key, value, attention_mask, **kwargs)
     N, L = packing.mask_NL.shape
     attention_mask = packing.mask_NL[:, None, None]  # the argument is the same, but torch.compile does not know that
     given = kwargs.get("is_causal")  # a configuration's is_causal, which overrides the module's
@@ -192,8 +192,19 @@ def packed_attention(
     q_NALD, k_NALD, v_NALD = (
         packing.pad(states.squeeze(0).transpose(0, 1)).transpose(1, 2) for states in (query, key, value)
     )
-    output_NLAD, _ = sdpa_attention_forward(module, q_NALD, k_NALD, v_NALD, attention_mask, **kwargs)
+    output_NLAD, _ = _attention(module, q_NALD, k_NALD, v_NALD, attention_mask, **kwargs)
     return packing.pack(output_NLAD).unsqueeze(0), None
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Transformers' attention; on CPU without gradient, with as many keys as are fast."""
+    given = kwargs.get("is_causal")
+    causal = attention_mask is None and bool(getattr(module, "is_causal", True) if given is None else given)
+    if not causal and kwargs.get("position_bias") is None and own_attention(query) and not torch.is_grad_enabled():
+        key, value, attention_mask = fill_keys(key, value, attention_mask)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
 def own_attention(states: Tensor) -> bool:

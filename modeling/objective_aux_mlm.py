@@ -118,7 +118,7 @@ class AuxiliaryMaskedLM(Objective):
 
     def gap(self, copy: MaskedCopy, encode: Encode) -> Tensor:
         """Return ``aux_mlm_gap``, (): how much the head loses with another sentence's embedding, in nats."""
-        return vector_gap(self, copy, lambda few: self.predict(few, encode)[0])
+        return vector_gap(self, copy, lambda twice: self.predict(twice, encode)[0])
 
     def __init__(self, config: AuxiliaryMaskedLMConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)

@@ -89,9 +89,10 @@ class ReplacedTokenDetection(EditingObjective):
         """Return ``rtd_gap``, (): how much D loses with another sentence's vector, in nats per token."""
         changed_M = copy.changed_M
 
-        def losses(few: MaskedCopy) -> Tensor:
-            (logits_P2,) = self.predict(few, encode)
-            return cross_entropy(logits_P2.float(), changed_M[: len(logits_P2)], reduction="none")
+        def losses(twice: MaskedCopy) -> Tensor:
+            (logits_P2,) = self.predict(twice, encode)
+            changed_P = changed_M[: len(logits_P2) // 2].repeat(2)
+            return cross_entropy(logits_P2.float(), changed_P, reduction="none")
 
         return vector_gap(self, copy, losses)
 

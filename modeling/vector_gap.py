@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from .fast_counts import first_rows
+from .fast_counts import first_rows, repeat_rows
 from .objectives import MaskedCopy
 
 #: The number of each process's copies on which the diagnostic is measured.
@@ -22,19 +22,33 @@ def vector_gap(network: nn.Module, copy: MaskedCopy, losses: Callable[[MaskedCop
     """Return the mean loss with another sentence's vector minus that with the sentence's own, () in nats per token.
 
     It is measured on the tokens of the first ``GAP_ROWS`` copies of this process, without dropout. No random number
-    is drawn, so training is the same with it and without it. At 0 the network ignores the vector. It costs two
-    forward passes over these rows.
+    is drawn, so training is the same with it and without it. At 0 the network ignores the vector. It costs one
+    forward pass over twice these rows.
 
     Arguments:
         network: the network that ``losses`` runs; its dropout is off meanwhile.
         copy: all copies, with their vectors. A row gets the vector of the row before.
-        losses: returns the loss of each scored position of some rows of the copy.
+        losses: returns the loss of each scored position of some first rows of the copy, which come twice: with their
+            own vectors, then with those of others.
     """
     few, counted_P = first_copies(copy)
-    others = replace(few, vectors=copy.vectors.roll(1, dims=0)[: len(few.ids)])
+    others_RH = copy.vectors.roll(1, dims=0)[: len(few.ids)]
     with without_dropout(network):
-        difference_P = losses(others) - losses(few)
-    return (difference_P * counted_P).sum() / counted_P.sum().clamp_min(1)
+        own_P, other_P = losses(twice(few, others_RH)).chunk(2)
+    return ((other_P - own_P) * counted_P).sum() / counted_P.sum().clamp_min(1)
+
+
+def twice(copy: MaskedCopy, others_RH: Tensor) -> MaskedCopy:
+    """Return the rows of the copy, then the same rows with other vectors."""
+    positions = copy.positions
+    return replace(
+        copy,
+        ids=copy.ids.repeat(2, 1),
+        mask=repeat_rows(copy.mask, 2),
+        positions=None if positions is None else torch.cat([positions, positions + copy.ids.numel()]),
+        labels=copy.labels.repeat(2),
+        vectors=torch.cat([copy.vectors, others_RH]),
+    )
 
 
 def first_copies(copy: MaskedCopy) -> tuple[MaskedCopy, Tensor]:

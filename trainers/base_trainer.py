@@ -15,16 +15,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import RandomSampler
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy, SchedulerType, TrainOutput, has_length
+from transformers.training_args import OptimizerNames
 
 from csekit.encoding.pretrained import all_finite
 from csekit.encoding.workers import end_with_parent
 from csekit.modeling.distributed import world_size
 from csekit.modeling.drafts import DiskFullError, full_disk_told, whole_files
 from csekit.modeling.export import MODEL_FILES
+from csekit.modeling.fast_embedding import KeptGradient, clip_gradients, forget_gradients, keep_gradients
 from csekit.modeling.quiet import quiet_weights
 from csekit.trainers.arguments import RunTrainingArguments, follows_score
 from csekit.trainers.callbacks import Report, Resume, StopOnTerminate
@@ -76,6 +79,7 @@ class TermsTrainer(Trainer):
         self._window: list[Tensor] = []
         self._origins: list[tuple[int, Tensor | None]] = []  # step and rows of the corpus
         self._names: list[str] = []
+        self._kept_gradients: dict[nn.Parameter, KeptGradient] = {}
         self._settings = RunSettings({})
         self.stop_on_terminate = StopOnTerminate()
         self._resume = Resume()
@@ -122,6 +126,7 @@ class TermsTrainer(Trainer):
             SettingsChangedError: the settings are not those of the run that is resumed, see ``allow_changed``.
             DiskFullError: there is no room for a checkpoint. Those before it are whole.
         """
+        source: Any = self.model
         with self.locked():
             checkpoint, self._settings = self._resumed(resume_from_checkpoint)
             self._read_window(checkpoint)
@@ -129,9 +134,29 @@ class TermsTrainer(Trainer):
             if self.args.process_index == 0:
                 self._settings.write(Path(self.training_dir))
             try:
+                if self._leaves_gradients():
+                    self._kept_gradients = keep_gradients(source)
                 return super().train(resume_from_checkpoint=checkpoint, **kwargs)
             finally:
+                forget_gradients(source)
+                self._kept_gradients = {}
                 self.stop_on_terminate.restore()
+
+    def _leaves_gradients(self) -> bool:
+        """Return True if nothing changes the gradients of a step on CPU: one process, and torch's own AdamW."""
+        adamw = self.args.optim in (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
+        chosen = self.optimizer is None and self.optimizer_cls_and_kwargs is None and adamw
+        return chosen and self.accelerator.distributed_type == DistributedType.NO and self.args.device.type == "cpu"
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if not self._kept_gradients:
+            return super()._clip_grad_norm(model)
+        self.accelerator.unscale_gradients()
+        return self.clip(list(model.parameters()))
+
+    def clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Clip the common norm of these gradients to ``max_grad_norm``. Return the norm before, a scalar."""
+        return clip_gradients(parameters, self.args.max_grad_norm, self._kept_gradients)
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the run's folder inside the context, on the main process. Raises FolderInUseError."""

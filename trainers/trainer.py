@@ -274,8 +274,7 @@ class CSETrainer(HubTrainer):
         if len(self.clip_groups) == 1:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
-        limit = self.args.max_grad_norm
-        return {name: nn.utils.clip_grad_norm_(group, limit) for name, group in self.clip_groups.items()}["encoder"]
+        return {name: self.clip(group) for name, group in self.clip_groups.items()}["encoder"]
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         if self.args.torch_compile:

@@ -6,6 +6,7 @@ from safetensors import safe_open
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from csekit.modeling import DiffCSEModel
+from csekit.modeling import generator as module
 from csekit.modeling.generator import draw
 
 H = 16
@@ -30,6 +31,52 @@ def test_nothing_impossible_is_drawn(number, monkeypatch):
     monkeypatch.setattr(torch, "rand_like", lambda like: torch.full_like(like, number))
     logits = torch.full((7, 1000), -torch.inf).scatter_(1, torch.tensor([[3, 500, 997]] * 7), torch.randn(7, 3))
     assert set(draw(logits).tolist()) <= {3, 500, 997}
+
+
+@pytest.mark.parametrize("vocabulary", [1, 127, 128, 129, 1000])
+def test_draws_of_any_vocabulary_follow_its_distribution(vocabulary, monkeypatch):
+    """Inversion by hand: the token at which the running sum exceeds the number."""
+    logits, number = torch.randn(200, vocabulary, dtype=torch.float64), 0.0
+    monkeypatch.setattr(torch, "rand_like", lambda like: torch.full_like(like, number))
+    for number in (0.0, 0.2, 0.7, 0.99):
+        sums = logits.softmax(-1).cumsum(-1)
+        wanted = (sums <= number).sum(-1)
+        near = (sums - number).abs().amin(-1) < 1e-5  # between two tokens by rounding
+        drawn = draw(logits.float())
+        assert torch.equal(drawn[~near], wanted[~near])
+        assert near.sum() < 20
+
+
+def test_parts_are_filled_as_the_whole(checkpoint, monkeypatch):
+    generator = DiffCSEModel.from_backbone(checkpoint("bert")).objectives["rtd"].generator
+    ids = torch.randint(5, 97, (9, 20))
+    arguments = ids, torch.ones_like(ids), torch.arange(0, 180, 3), "argmax"
+    whole = generator.fill(*arguments)
+    monkeypatch.setattr(module, "_STATES", 7)
+    assert torch.equal(generator.fill(*arguments), whole)
+
+
+def test_its_linear_maps_have_autocasts_precision(checkpoint):
+    """The logits are those that autocast computes from the exact weights, and exact ones without it."""
+    generator = DiffCSEModel.from_backbone(checkpoint("bert")).objectives["rtd"].generator
+    source = AutoModelForMaskedLM.from_pretrained(checkpoint("bert")).eval()
+    ids, everything = torch.tensor([[2, 20, 4, 30, 3]]), torch.arange(5)
+
+    def compare():
+        with torch.no_grad():
+            expected = source(input_ids=ids).logits[0]
+        logits = generator.logits(ids, torch.ones_like(ids), everything)
+        torch.testing.assert_close(logits, expected)
+        return logits.dtype
+
+    def precisions():
+        return {m.weight.dtype for m in generator.networks.modules() if type(m) is torch.nn.Linear}
+
+    assert compare() == torch.float32 and precisions() == {torch.float32}
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compare() == torch.bfloat16 and precisions() == {torch.bfloat16}
+        assert generator.backbone.get_input_embeddings().weight.dtype == torch.float32
+    assert compare() == torch.float32 and precisions() == {torch.float32}
 
 
 @pytest.mark.parametrize("scope", ["masked", "all"])

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from csekit.evaluation.sts import EmbeddedPairs
 from csekit.evaluation.transfer_data import Split, TransferTask
-from csekit.modeling import OBJECTIVES, Reconstruction, SimCSEModel
+from csekit.modeling import OBJECTIVES, Reconstruction, SimCSEModel, fast_embedding
 from csekit.trainers import CSETrainer, CSETrainingArguments
 from csekit.trainers.run_record import kept_step
 
@@ -122,6 +122,42 @@ def test_no_step_waits_for_the_device(
     trainer.train()
     assert trainer.state.global_step == 5
     assert found == []
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"optim": "adafactor"}], ids=str)
+@pytest.mark.parametrize("method", ["simcse", "infocse"])
+def test_training_is_the_same_with_kept_gradients(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, options: dict[str, Any]
+) -> None:
+    """One clipping norm, and one a group; the kept matrix is that of AdamW's runs only, and ends with the run."""
+    fields = {"aux_mlm_weight": 0.5, "head_init": "top_layers"} if method == "infocse" else {}
+    monkeypatch.setattr(fast_embedding, "_ELEMENTS", 1)
+    kept: list[int] = []
+
+    class Counting(CSETrainer):
+        def clip(self, parameters: Any) -> torch.Tensor:
+            kept.append(sum(p in self._kept_gradients and self._kept_gradients[p].holds(p.grad) for p in parameters))
+            return super().clip(parameters)
+
+    def train(name: str) -> CSETrainer:
+        trainer = small_run(tmp_path / name, kind=Counting, method=method, fields=fields, max_grad_norm=0.1, **options)
+        trainer.train()
+        return trainer
+
+    fast = train("kept")
+    if "optim" in options:
+        assert sum(kept) == 0
+    elif options:
+        assert kept[0] == 0  # two micro-batches; the last step of the epoch has one
+    else:
+        assert sum(kept) >= fast.state.global_step
+    assert not [m for m in fast.model.modules() if type(m) is fast_embedding.KeptEmbedding]
+    monkeypatch.setattr(fast_embedding, "_ELEMENTS", 1 << 40)
+    plain, state = train("plain"), fast.model.state_dict()
+    for name, value in plain.model.state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-7)
+    for ours, theirs in zip(training_log(fast), training_log(plain), strict=True):
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
 
 
 # Selection
