@@ -164,7 +164,7 @@ def packed_attention(
         (1, T, A, D), None
     """
     if packing is None:
-        return _attention(module, query, key, value, attention_mask, **kwargs)
+        return _padded_attention(module, query, key, value, attention_mask, **kwargs)
     N, L = packing.mask_NL.shape
     attention_mask = packing.mask_NL[:, None, None]  # the argument is the same, but torch.compile does not know that
     given = kwargs.get("is_causal")  # a configuration's is_causal, which overrides the module's
@@ -192,11 +192,11 @@ def packed_attention(
     q_NALD, k_NALD, v_NALD = (
         packing.pad(states.squeeze(0).transpose(0, 1)).transpose(1, 2) for states in (query, key, value)
     )
-    output_NLAD, _ = _attention(module, q_NALD, k_NALD, v_NALD, attention_mask, **kwargs)
+    output_NLAD, _ = _padded_attention(module, q_NALD, k_NALD, v_NALD, attention_mask, **kwargs)
     return packing.pack(output_NLAD).unsqueeze(0), None
 
 
-def _attention(
+def _padded_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Transformers' attention; on CPU without gradient, with as many keys as are fast."""

@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from csekit.modeling.fast_attention import PackedAttention, Rows
+from csekit.modeling.fast_attention import PackedAttention, Rows, fill_keys
 from csekit.modeling.fast_dropout import draw_ones, scale_of
+from csekit.modeling.fast_packing import packed_attention
 
 A, D, SCALING = 3, 4, 0.7
 
@@ -113,3 +117,38 @@ def test_half_precision_keeps_its_type_under_autocast():
     torch.testing.assert_close(ours.float(), naive(*(x.float() for x in own), mask_NL), rtol=0.05, atol=0.02)
     ours.sum().backward()
     assert all(x.grad.dtype == torch.bfloat16 for x in own)
+
+
+@pytest.mark.parametrize("capability", ["AVX512", "AVX2"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_filled_keys_change_nothing(monkeypatch: pytest.MonkeyPatch, masked: bool, capability: str) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    module, filled = nn.Module(), []
+    module.is_causal = False
+    lanes = 16 if capability == "AVX512" else 8
+    for L in range(1, 50):
+        q, k, v = torch.randn(3, 2, 3, L, 8)
+        mask = (torch.rand(2, 1, L, L) > 0.3) | torch.eye(L, dtype=torch.bool) if masked else None
+        expected = sdpa_attention_forward(module, q, k, v, mask)[0]
+        with torch.no_grad():
+            torch.testing.assert_close(packed_attention(module, q, k, v, mask)[0], expected, rtol=1e-5, atol=1e-6)
+            keys, _, wider = fill_keys(k, v, mask)
+        assert keys.shape[2] == L or keys.shape[2] % lanes == 0
+        assert wider is None or wider.shape[-1] == keys.shape[2]
+        filled.append(keys.shape[2] - L)
+    assert 0 in filled and max(filled) > lanes // 2
+
+
+def test_causal_attention_keeps_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a mask, torch takes the first keys for those before a query; a gradient needs the keys as they are."""
+    q, k, v = torch.randn(3, 2, 3, 15, 8)
+    module = nn.Module()
+    module.is_causal = True
+    monkeypatch.setattr("csekit.modeling.fast_packing.fill_keys", None)  # a call fails
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(packed_attention(module, q, k, v, None)[0], expected)
+        bias = torch.zeros(1, 3, 15, 15)
+        packed_attention(module, q, k, v, None, position_bias=bias, is_causal=False)
+    module.is_causal = False
+    packed_attention(module, q, k, v, None)
