@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from csekit.modeling.fast_packing import own_positions, run_encoder
+from csekit.modeling.fast_packing import run_encoder
 from csekit.modeling.pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
 
 
@@ -47,9 +47,10 @@ class PooledBackbone(nn.Module):
             output = run_encoder(self.backbone, attention_mask, input_ids, places_M=places_N, each_row=True)
             return PooledOutput(self.head(output.last_hidden_state))
         layers = self.pooling in NEEDS_HIDDEN_STATES
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if isinstance(self.backbone, PreTrainedModel):
-            inputs |= own_positions(self.backbone, attention_mask)
-        output = self.backbone(**inputs, output_hidden_states=layers)
+            batch = self.backbone, attention_mask, input_ids
+            output = run_encoder(*batch, packed=False, output_hidden_states=layers)
+        else:
+            output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=layers)
         states = output.hidden_states if layers else (output.last_hidden_state,)
         return PooledOutput(self.head(pool(self.pooling, states, attention_mask, mask_offset=self.mask_offset)))

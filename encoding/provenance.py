@@ -49,8 +49,20 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _cpu() -> dict[str, Any]:
+    """Return the vector instructions that torch's kernels use, and whether the processor has matrix units (AMX), in
+    which bfloat16 is faster; None where this torch does not tell."""
+    import torch
+
+    has_tiles = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return {
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "amx": None if has_tiles is None else bool(has_tiles()),
+    }
+
+
 def environment() -> dict[str, Any]:
-    """Return versions, platform, device, threads and commit, which every results file records."""
+    """Return versions, platform, device, processor, threads and commit, which every results file records."""
     import torch  # here, so that commands without a model start at once
 
     cuda = torch.cuda.is_available()
@@ -62,6 +74,7 @@ def environment() -> dict[str, Any]:
             **{name: _version(name) for name in ("torch", "transformers", "numpy", "scipy", "scikit-learn")},
         },
         "device": torch.cuda.get_device_name() if cuda else (platform.processor() or platform.machine()),
+        "cpu": _cpu(),
         "threads": torch.get_num_threads(),
         **_commit(),
     }

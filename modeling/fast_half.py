@@ -21,11 +21,11 @@ from .fast_switch import fast
 def half_states(model: PreTrainedModel) -> Iterator[None]:
     """Inside the context, round the input of an encoder's first layer to autocast's type.
 
-    Nothing happens without gradient, without autocast on CPU, if the fast paths are off, in a family without a plain
+    Nothing happens without autocast on CPU, if the fast paths are off, in a family without a plain
     list of layers, with compiled layers, and with gradient checkpointing, whose second pass comes later. Norms take
     16-bit states and float32 weights, and compute in float32. ``widened`` makes float32 of what the encoder returns.
     """
-    first = _first_layer(model) if torch.is_grad_enabled() and torch.is_autocast_enabled("cpu") and fast() else None
+    first = _first_layer(model) if torch.is_autocast_enabled("cpu") and fast() else None
     if first is None:
         yield
         return

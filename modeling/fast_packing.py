@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 #: The name of this attention in Transformers.
 PACKED_ATTENTION = "csekit_packed"
+#: The same function for encoders whose batches stay padded.
+FILLED_ATTENTION = "csekit_filled"
 #: On CPU, a batch of at least so many tokens is filled up to a multiple of ``FILL`` tokens. Kernels are made for
 #: numbers of tokens and kept, and blocks of memory leave holes that other sizes do not fill, so there should be few
 #: numbers.
@@ -212,8 +214,9 @@ def own_attention(states: Tensor) -> bool:
     return states.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
+for name in (PACKED_ATTENTION, FILLED_ATTENTION):
+    AttentionInterface.register(name, packed_attention)
+    AttentionMaskInterface.register(name, sdpa_mask)
 
 
 def _position_table(model: nn.Module) -> nn.Embedding | None:
@@ -260,6 +263,17 @@ def pack_batches(model: nn.Module) -> None:
                 encoder.set_attn_implementation(PACKED_ATTENTION)
             else:
                 warn_padded(type(encoder).__name__)
+
+
+@contextmanager
+def filled_attention(encoder: PreTrainedModel) -> Iterator[None]:
+    """Inside the context, let an encoder with plain attention fill up its keys (``fill_keys``), if the family's code
+    allows it and the fast paths are on. Its batches stay padded."""
+    if encoder.config._attn_implementation == "sdpa" and fast() and _dispatches(encoder):
+        with _attention(encoder, FILLED_ATTENTION):
+            yield
+    else:
+        yield
 
 
 @contextmanager

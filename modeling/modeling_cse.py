@@ -193,7 +193,8 @@ class CSEModel(EncoderWrapper):
     def check_projector(self) -> None:
         """Raise ValueError for a new projector that is kept at inference, and that no term of the loss trains."""
         config = self.config
-        if config.projector_at_inference and config.projector != "none" and not self.trains_projector:
+        trained = config.contrastive_weight or any(o.reads_z and o.config.weight for o in self.auxiliaries())
+        if config.projector_at_inference and config.projector != "none" and not trained:
             names = ", ".join(repr(objective.config.name) for objective in self.auxiliaries())
             raise ValueError(
                 f"projector_at_inference must be False, or projector 'none', with contrastive_weight 0 and {names}, "

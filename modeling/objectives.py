@@ -380,7 +380,8 @@ class Objective(nn.Module):
     any_size: ClassVar[bool] = False
     #: True if one view of a sentence is enough. Without the contrast a single sentence is then encoded once.
     one_view: ClassVar[bool] = False
-    #: True if it compares two views of a sentence, which are equal for a single sentence without dropout.
+    #: True if it compares two views of a sentence, which are equal for a single sentence without dropout. One with
+    #: ``one_view`` compares none.
     compares_views: ClassVar[bool] = True
     #: True if it works with cached gradients: its networks run through ``encode.chunks`` (or it has none) and treat
     #: rows independently; terms that couple rows use the outputs of the full batch.

@@ -308,6 +308,7 @@ def test_words_alone_need_no_model(small_data: Path) -> None:
         (["eval", "MODEL", "--pairs", "a.tsv", "--rank_share", "0.5"], "--rank_share needs --rank_corpus, a file of"),
         (["eval", "tfidf", "--data_dir", "DATA", "--tasks", "CR", "--pooling", "cls"], "left out for 'tfidf'"),
         (["eval", "MODEL", "--data_dir", "hub", "--tasks", "CR"], "data_dir must be a folder"),
+        (["eval", "MODEL", "--data_dir", "hub", "--tasks", "all"], "--data_dir must be a folder for transfer"),
         (["eval", "MODEL", "--data_dir", "hub", "--tasks", "SICK-R"], "SICK-R is not on the Hub; SICK-R-all"),
         (
             ["eval", "MODEL", "--data_dir", "hub", "--text_form", "tokenized"],

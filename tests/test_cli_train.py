@@ -76,6 +76,10 @@ def test_train_pairs(data: Path, tmp_path: Path) -> None:
         ("train", ["--objectives", "mlm", "--projector_at_inference", "True"]),
         ("train", ["--objectives", "tsdae", "mlm", "--projector_at_inference", "True"]),
         ("train-pairs", ["--objectives", "towers"]),  # which keeps the projector by default
+        (
+            "train",
+            ["--objectives", "reconstruction", "--reconstruction_weight", "0", "--projector_at_inference", "True"],
+        ),
     ],
 )
 def test_a_kept_projector_that_nothing_trains_is_refused(

@@ -27,8 +27,18 @@ PAIRS = ("pairs", "a.jsonl", "-o", "out.jsonl", "--kind")
     [
         ((*CARD, "--license", "mit"), "--license is for the card of a run: write it into the entries of cards.yaml"),
         ((*CARD, "--language", "en"), "--language is for the card of a run"),
-        ((*CARD, "--scores", "a.json"), "--scores is for the card of a run"),
-        ((*CARD, "-o", "a.md"), "--output is for the card of a run"),
+        (
+            (*CARD, "--scores", "a.json", "--scores", "b.json"),
+            "--scores is for the card of a run: write it into the entries of cards.yaml, got a.json b.json\n",
+        ),
+        (
+            (*CARD, "--dataset", "me/x"),
+            "--dataset is for the card of a run: write it into the entries of cards.yaml, as datasets, got me/x\n",
+        ),
+        (
+            (*CARD, "-o", "a.md"),
+            "--output is for the card of a run: an entry NAME of cards.yaml is the card NAME.md beside it, got a.md\n",
+        ),
         ((*ENCODE, "--chunk_rows", "9"), "--chunk_rows is not for --engine ray"),
         ((*ENCODE, "--dtype", "float16"), "--dtype is not for --engine ray"),
         ((*ENCODE, "--shard", "1/2"), "--shard is not for --engine ray"),

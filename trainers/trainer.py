@@ -518,7 +518,8 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
             f"{', '.join(corpus.columns)} of {corpus.name}"
         )
     contrasted = model.config.contrastive_weight and model.config.further_positives_weight
-    if model.config.positive_kinds and not contrasted and not any(o.reads_positives for o in model.auxiliaries()):
+    read = contrasted or any(o.reads_positives and o.config.weight for o in model.auxiliaries())
+    if model.config.positive_kinds and not read:
         logger.warning(
             "further_positives %r are encoded, and nothing reads them: set further_positives_weight and "
             "contrastive_weight above 0, or add an objective that reads them (group, peer)",
@@ -552,7 +553,8 @@ def check_equal_views(model: CSEModel, args: CSETrainingArguments, columns: int,
     """
     config = model.config
     contrast = config.contrastive_weight and config.second_view_weight
-    compared = contrast or any(objective.compares_views for objective in model.auxiliaries())
+    weighted = [objective for objective in model.auxiliaries() if objective.config.weight]
+    compared = contrast or any(each.compares_views and not each.one_view for each in weighted)
     one_text = columns == 1 and args.augmentation == "none" and config.second_prompt_template is None
     changed = args.mask_contrastive_input or any(config.view_changes)
     if one_text and compared and not changed:

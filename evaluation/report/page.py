@@ -16,7 +16,7 @@ import numpy as np
 import csekit
 from csekit.encoding.provenance import write_atomically
 from csekit.evaluation.report.charts import line_chart, style
-from csekit.evaluation.report.runs import ReportRun
+from csekit.evaluation.report.runs import ReportRun, compared_by
 from csekit.evaluation.report.tables import score_tables, settings_tables
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -244,9 +244,9 @@ def _facts(run: ReportRun) -> list[tuple[str, str]]:
     if dev.get("best") is not None:
         found.append(("best dev", f"{dev['best']:.2f} at step {dev.get('step')} ({dev.get('metric')})"))
     if dev.get("worse_than_untrained"):
-        metric = dev.get("metric")
-        untrained = (dev.get("before") or {}).get(metric)
-        found.append(("warning", f"worse than the untrained encoder, whose {metric} is {untrained:.2f}"))
+        metric = compared_by(dev)
+        untrained = "" if metric is None else f", whose {metric} is {dev['before'][metric]:.2f}"
+        found.append(("warning", f"worse than the untrained encoder{untrained}"))
     test = content.get("test") or {}
     if test.get("avg") is not None:
         found.append(("STS Avg", f"{test['avg']:.2f}"))

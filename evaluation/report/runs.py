@@ -157,6 +157,13 @@ def _by_name(kind: str, name: str, section: Mapping[str, Any]) -> Mapping[str, A
     return {f"{name}{suffix}": entry for name, entry in section["tasks"].items()}
 
 
+def compared_by(dev: Mapping[str, Any]) -> str | None:
+    """Return the dev score by which an encoder that training made worse was compared with the untrained one; None
+    where a file does not name it: the last checkpoint was kept, not the best."""
+    name: str | None = dev.get("compared_by") or dev.get("metric")
+    return name if name in (dev.get("before") or {}) and name in (dev.get("after") or {}) else None
+
+
 def with_shown(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a results file with its sections as a report shows them."""
     return {name: value for name, value in content.items() if name not in BY_NAME} | shown_sections(content)

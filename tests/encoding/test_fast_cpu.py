@@ -25,6 +25,7 @@ from csekit.encoding.chunks import evaluating
 from csekit.encoding.encoder import TextEncoder
 from csekit.encoding.fast_cpu import fast_inference
 from csekit.encoding.pooled import PooledBackbone
+from csekit.modeling.fast_attention import fill_keys
 
 GELUS = (GELUActivation, nn.GELU)
 SIZES = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -90,6 +91,28 @@ def test_float32_is_the_model_to_rounding_and_the_others_are_near(family: str) -
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+@pytest.mark.parametrize("tiles", [True, False])
+def test_int8_of_both_libraries(monkeypatch: pytest.MonkeyPatch, tiles: bool) -> None:
+    """oneDNN's where the processor has tiles, else torch's default; the setting of the process stays."""
+    engines: Any = torch.backends.quantized
+    if "onednn" not in engines.supported_engines:
+        pytest.skip("this build of torch has no oneDNN")
+    prepack, seen, before = torch.ops.quantized.linear_prepack, [], engines.engine
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles, raising=False)
+    monkeypatch.setattr(
+        torch.ops.quantized, "linear_prepack", lambda *given: seen.append(engines.engine) or prepack(*given)
+    )
+    for family in ("bert", "bert-tanh-gelu"):
+        model = build(family)
+        plain = embed(model)
+        with fast_inference(model, "int8"):
+            near = embed(model)
+        assert not torch.equal(near, plain)
+        assert torch.cosine_similarity(near, plain).min() > 0.99
+    assert set(seen) == {"onednn" if tiles else before}
+    assert engines.engine == before
+
+
 def test_gelu_is_fused_where_it_stands_behind_one_linear_layer() -> None:
     assert replaced(build("bert"), *GELUS) == 2
     assert replaced(build("distilbert"), *GELUS) == 2
@@ -133,6 +156,29 @@ def test_new_weights_are_seen_and_an_error_leaves_nothing_behind() -> None:
         assert not torch.allclose(embed(model), before, atol=1e-3)
         raise ZeroDivisionError
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_attention_fills_its_keys_inside_and_is_the_model_s_own_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled: list[int] = []
+
+    def fill(key: torch.Tensor, value: torch.Tensor, mask: Any) -> Any:
+        filled.append(key.shape[2])
+        return fill_keys(key, value, mask)
+
+    monkeypatch.setattr("csekit.modeling.fast_packing.fill_keys", fill)
+    model = build("bert")
+    plain = embed(model)
+    assert filled == []
+    with pytest.raises(ZeroDivisionError), fast_inference(model):
+        torch.testing.assert_close(embed(model), plain, atol=1e-5, rtol=1e-5)
+        assert filled == [12, 12]  # one in each layer
+        raise ZeroDivisionError
+    assert model.backbone.config._attn_implementation == "sdpa"
+    eager = PooledBackbone(Auto.from_config(FAMILIES["bert"](), attn_implementation="eager"), "mean")
+    with fast_inference(eager):
+        embed(eager)
+        assert eager.backbone.config._attn_implementation == "eager"
+    assert len(filled) == 2
 
 
 def test_a_forward_of_somebody_else_stays() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import rankdata
 
 from csekit.encoding.provenance import checksum, environment
@@ -193,6 +194,17 @@ def test_environment_can_be_stored(tmp_path: Path) -> None:
     assert found["versions"].keys() == {"csekit", "torch", "transformers", "numpy", "scipy", "scikit-learn"}
     assert {"python", "platform", "device", "threads", "commit", "dirty"} <= found.keys()
     write_results(tmp_path / "a.json", {"environment": found})
+    assert read_results(tmp_path / "a.json")["environment"] == found
+
+
+def test_environment_holds_what_the_processor_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 takes other times and rounds otherwise with matrix units."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    for has in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has=has: has, raising=False)
+        assert environment()["cpu"] == {"capability": "AVX2", "amx": has}
+    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
+    assert environment()["cpu"] == {"capability": "AVX2", "amx": None}
 
 
 @pytest.mark.parametrize("values", [[1.5, 2, 2, 0, 2], [3.0], [1, 1, 1, 1], [0.5, float("nan"), 2]])

@@ -293,6 +293,21 @@ def test_presets_parse_to_what_they_say(path: Path) -> None:
         assert values[name] == value and isinstance(value, str) == isinstance(values[name], str), name
 
 
+@pytest.mark.parametrize(
+    ("preset", "objective"), [("infocse-bert-base", "mlm"), ("rtd-bert-base", "mlm"), ("rtd-bert-base", "condenser")]
+)
+def test_another_objective_than_the_preset_s_goes_without_its_settings(preset: str, objective: str) -> None:
+    """Regression: they were refused, and no word of the command line takes them out."""
+    words = ["--config", f"pretraining/{preset}", "--train_file", "texts.txt", "--objective", objective]
+    run, _ = parse_pretrain_arguments(words)
+    run.check()
+    assert (run.split_layer, run.head_layers, run.generator_name_or_path) == (None, 2, None)
+    run, args = parse_pretrain_arguments([*words[:-1], "mlm", "--split_layer", "3"])
+    with pytest.raises(ValueError, match="--split_layer must be left out with objective 'mlm'"):
+        run.check()
+    assert args.learning_rate == 1e-4  # the preset's
+
+
 def test_the_published_stage_1_has_a_preset() -> None:
     """InfoCSE §4.2 and Condenser."""
     preset = yaml.safe_load((PRESETS[0].parent / "infocse-bert-base.yaml").read_text(encoding="utf-8"))

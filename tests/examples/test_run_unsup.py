@@ -138,10 +138,13 @@ def test_the_results_hold_setting_scores_and_log(finished: tuple[Path, str], dat
     assert str(finished[0].parent) not in json.dumps(results)
 
 
+@pytest.mark.parametrize("best", [True, False])
 def test_an_encoder_that_training_made_worse_is_told(
-    run: Callable[..., int], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], best: bool
 ) -> None:
-    """The gold scores are the untrained encoder's own similarities: any training makes them worse."""
+    """The gold scores are the untrained encoder's own similarities: any training makes them worse.
+
+    Where the last checkpoint was kept, card and report ended in a traceback."""
     pairs = read_pairs(str(data / "dev.tsv"))
     backbone = load_encoder(data / "tiny-bert", pooling="cls")
     first, second = (torch.tensor(backbone.encode(texts)) for texts in (pairs.sentences1, pairs.sentences2))
@@ -150,11 +153,13 @@ def test_an_encoder_that_training_made_worse_is_told(
     lines = ["sentence1\tsentence2\tscore", *(f"{a}\t{b}\t{score:.6f}" for a, b, score in rows)]
     (tmp_path / "dev.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     folder = tmp_path / "worse"
-    assert run(folder, dev_file=tmp_path / "dev.tsv", test_file=None, learning_rate=1e-2) == 0
+    files = {"dev_file": tmp_path / "dev.tsv", "test_file": None}
+    assert run(folder, **files, learning_rate=1e-2, load_best_model_at_end=best) == 0
     dev = json.loads((folder / "results.json").read_text(encoding="utf-8"))["dev"]
     before, after = dev["before"]["dev_spearman"], dev["after"]["dev_spearman"]
     assert before > 95
     assert dev["worse_than_untrained"] is True
+    assert (dev["metric"], dev["compared_by"]) == ("dev_spearman" if best else None, "dev_spearman")
     said = f"{before:.2f} before, {after:.2f} after"
     assert said in capsys.readouterr().err
     card = (folder / "README.md").read_text(encoding="utf-8")

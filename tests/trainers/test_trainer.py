@@ -770,7 +770,12 @@ def test_a_masked_span_in_texts_without_spaces_is_told(
 
 @pytest.mark.parametrize("kind", ["dropout", "column"])
 @pytest.mark.parametrize(
-    "unread", [{"further_positives_weight": 0.0}, {"contrastive_weight": 0.0, "objectives": ["towers"]}]
+    "unread",
+    [
+        {"further_positives_weight": 0.0},
+        {"contrastive_weight": 0.0, "objectives": ["towers"]},
+        {"further_positives_weight": 0.0, "peer_weight": 0.0},
+    ],
 )
 def test_further_positives_that_nothing_reads_are_told(
     small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, unread: dict[str, Any]
@@ -822,6 +827,7 @@ def test_identical_texts_are_those_of_the_corpus_whatever_changes_the_views(
         ({"objectives": ["tsdae"], "contrastive_weight": 0.0}, {}),
         ({"objectives": ["mlm", "towers"], "contrastive_weight": 0.0}, {}),
         ({"objectives": ["token_information"], "contrastive_weight": 0.0}, {}),
+        ({"objectives": ["mlm", "reconstruction"], "contrastive_weight": 0.0, "reconstruction_weight": 0.0}, {}),
         ({"objectives": ["mlm"], "mlm_views": 2}, {"mask_contrastive_input": True}),
         ({"objectives": [], "further_positives": "halves", "second_view_weight": 0.0}, {}),
         ({"objectives": [], "further_positives": "dropout", "perturb_first": "shuffle"}, {}),
@@ -835,6 +841,26 @@ def test_a_run_that_compares_no_equal_views_needs_no_dropout(
     trainer = small_run(tmp_path / "run", method="joint", fields=fields | more, max_steps=2, **options)
     trainer.train()
     assert trainer.state.log_history[-1]["train_loss"] != 0
+
+
+class OneView(Reconstruction):
+    """An objective from outside, which sets ``one_view`` alone."""
+
+    one_view = True
+
+    def forward(self, views: Any, batch: Any, encode: Any) -> Any:
+        return {"reconstruction": views.z[0].float().square().mean()}, {}
+
+
+def test_an_objective_of_one_view_needs_no_dropout(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it was refused for two equal views, and has one."""
+    monkeypatch.setitem(OBJECTIVES, "reconstruction", OneView)
+    fields = {"objectives": ["reconstruction"], "contrastive_weight": 0.0, "dropout": 0.0}
+    trainer = small_run(tmp_path / "run", method="joint", fields=fields, max_steps=2)
+    trainer.train()
+    assert trainer.state.log_history[-1]["train_loss"] > 0
 
 
 @pytest.mark.parametrize("columns", [1, 2])

@@ -6,7 +6,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
-from csekit.evaluation.report.runs import DEV_MODE
+from csekit.evaluation.report.runs import DEV_MODE, compared_by
 from csekit.evaluation.report.tables import PAIR_SCORES
 from csekit.evaluation.retrieval_data import kind_and_cutoff
 from csekit.evaluation.sts_data import HUB_DATASETS, STS_TASKS
@@ -178,14 +178,16 @@ SUITES: dict[str, Any] = {
 
 
 def worse_than_untrained(results: Mapping[str, Any]) -> str:
-    """Return a sentence if training made the score that chose the checkpoint worse, or an empty text."""
+    """Return a sentence if training made the score that chooses checkpoints worse, or an empty text."""
     dev = results.get("dev") or {}
     if not dev.get("worse_than_untrained"):
         return ""
-    metric = dev["metric"]
+    told, metric = "Training made this encoder worse on the dev set", compared_by(dev)
+    if metric is None:
+        return f"{told} than the untrained encoder."
     return (
-        f"Training made this encoder worse on the dev set: {metric} is {dev['before'][metric]:.2f} for the untrained "
-        f"encoder and {dev['after'][metric]:.2f} for this one."
+        f"{told}: {metric} is {dev['before'][metric]:.2f} for the untrained encoder and {dev['after'][metric]:.2f} "
+        "for this one."
     )
 
 

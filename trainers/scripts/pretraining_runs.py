@@ -140,7 +140,9 @@ def parse_pretrain_arguments(
     argv: Sequence[str] | None = None, about: str = ""
 ) -> tuple[PretrainRunArguments, PretrainingArguments]:
     """Parse a command line of pre-training; arguments and errors as in :func:`parse_run_arguments`."""
-    run, args, _ = parse_arguments((PretrainRunArguments, PretrainingArguments), argv, about=about)
+    own = {name: (objective,) for objective, names in _OF_OBJECTIVE.items() for name in names}
+    kinds = (PretrainRunArguments, PretrainingArguments)
+    run, args, _ = parse_arguments(kinds, argv, about=about, choices={"objective": own})
     return run, args
 
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,12 +27,16 @@ from csekit.evaluation.transfer_data import resolve_transfer
 from csekit.modeling import METHODS, OBJECTIVES, CSEConfig
 from csekit.modeling.settings import check_number
 from csekit.trainers.arguments import CSETrainingArguments, RunTrainingArguments
+from csekit.trainers.data.augmentation import RATES
 from csekit.trainers.scripts.help_text import Details, Group, Section, argument_texts, first_line, render, sections
 from csekit.trainers.scripts.launch import program, tell_error
 
 _HELP = {"-h", "--help", "--help_all"}
 
 _CONTRAST = "The contrast of every method: two views of a sentence against the other sentences of the batch."
+
+#: Arguments that some augmentations alone read.
+_OF_AUGMENTATIONS = {"augmentation_rate": tuple(RATES), "augmentation_span": ("mask",)}
 
 #: csekit's presets, in a clone and in the installed package.
 PRESETS = Path(__file__).resolve().parents[2] / "examples" / "configs"
@@ -103,7 +107,10 @@ class RunArguments(CorpusArguments):
     )
     test_file: str | None = field(
         default=None,
-        metadata={"help": "Scored pairs, scored before and after training, instead of the STS test sets."},
+        metadata={
+            "help": "Scored pairs, scored before and after training, instead of the STS test sets. With --do_predict "
+            "False only --filter_overlap reads them."
+        },
     )
     dev_columns: list[str] | None = field(
         default=None, metadata={"help": "Names or numbers of the columns of both: sentence1 sentence2 score."}
@@ -374,6 +381,7 @@ def parse_arguments(
     defaults: dict[str, Any] | None = None,
     extra: Callable[[Sequence[str], dict[str, Any]], ExtraFields] | None = None,
     about: str = "",
+    choices: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
 ) -> tuple[Any, ...]:
     """Parse the command line of a training script. It overrides the preset (``--config``), which overrides defaults.
 
@@ -383,6 +391,8 @@ def parse_arguments(
         defaults: values that preset and command line override.
         extra: returns from words and preset the arguments that are fields of no dataclass.
         about: what the command does, for ``--help``.
+        choices: argument to those that some of its values alone read, each with these values. Where the command line
+            chooses another value, the preset's go with the preset's choice.
 
     Returns:
         an instance of each dataclass, and the values of the extra arguments that were set. An error ends the process
@@ -396,6 +406,7 @@ def parse_arguments(
         preset = dict(defaults or {}) | (read_preset(config_path) if config_path else {})
         if "import" in preset:  # a keyword of Python, so no field can have this name
             preset["imports"] = preset.pop("import")
+        preset = _still_read(argv, preset, choices or {})
         more = extra(argv, preset) if extra is not None else None
         parser = build_parser(kinds, more, about)
         known = {action.dest for action in parser._actions} - {"help", "help_all", "config"}
@@ -413,6 +424,23 @@ def parse_arguments(
         raise SystemExit(2) from None
     own = more.types if more is not None else {}
     return *filled, {name: value for name, value in rest.items() if name in own}
+
+
+def _still_read(
+    argv: Sequence[str], preset: dict[str, Any], choices: Mapping[str, Mapping[str, Sequence[str]]]
+) -> dict[str, Any]:
+    """Return a preset without the arguments that the choices of the command line do not read."""
+    parser = _OneLine(add_help=False, allow_abbrev=False)
+    for choice in choices:
+        parser.add_argument(f"--{choice}")
+    chosen = vars(parser.parse_known_args([word for word in argv if word not in _HELP])[0])
+    unread = {
+        name
+        for choice, value in chosen.items()
+        for name, values in choices[choice].items()
+        if value is not None and value not in values
+    }
+    return {name: value for name, value in preset.items() if name not in unread}
 
 
 def _filled(parser: HfArgumentParser, count: int, argv: list[str]) -> tuple[Any, ...]:
@@ -435,7 +463,8 @@ def parse_run_arguments(
         (run arguments, training arguments, fields for ``from_backbone``). An error ends the process with status 2 and
         one line that names the argument, its value and the allowed values.
     """
-    run, args, own = parse_arguments((RunArguments, CSETrainingArguments), argv, defaults, _method_extra, about)
+    kinds = (RunArguments, CSETrainingArguments)
+    run, args, own = parse_arguments(kinds, argv, defaults, _method_extra, about, {"augmentation": _OF_AUGMENTATIONS})
     return run, args, own
 
 

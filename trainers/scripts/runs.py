@@ -299,7 +299,11 @@ def run_results(
         "config": known["config"] | {"dropout": run.dropout},
         "dev": known["dev"]
         | {"before": before[0], "after": after[0]}
-        | ({"worse_than_untrained": True} if worse_than_untrained(trainer, before[0], after[0]) else {}),
+        | (
+            {"worse_than_untrained": True, "compared_by": trainer.args.metric_for_best_model}
+            if worse_than_untrained(trainer, before[0], after[0])
+            else {}
+        ),
         "before": before[1].to_dict() if before[1] else None,
         "test": after[1].to_dict() if after[1] else None,
         "environment": environment(),
@@ -325,7 +329,7 @@ def write_run(
 
 
 def worse_than_untrained(trainer: CSETrainer, before: dict[str, float], after: dict[str, float]) -> bool:
-    """Return True if the score that chose the checkpoint is worse than that of the untrained encoder."""
+    """Return True if the score that chooses checkpoints is worse than that of the untrained encoder."""
     metric, better = trainer.args.metric_for_best_model, trainer.args.greater_is_better
     if metric is None or metric not in before or metric not in after:
         return False

@@ -28,8 +28,11 @@ def card(
         from csekit.trainers.hub.card import CardOptions, render_card, results_of, write_card, write_cards
 
         if source.suffix in (".yaml", ".yml"):
-            single = ["output", "scores", "name", "base_model", "license", "language", "dataset"]
-            refuse_given(ctx, single, f"is for the card of a run: write it into the entries of {source.name}")
+            single = "is for the card of a run:"
+            written = f"{single} write it into the entries of {source.name}"
+            refuse_given(ctx, ["output"], f"{single} an entry NAME of {source.name} is the card NAME.md beside it")
+            refuse_given(ctx, ["scores", "name", "base_model", "license", "language"], written)
+            refuse_given(ctx, ["dataset"], f"{written}, as datasets")
             for path in write_cards(source):
                 typer.echo(f"written: {path}")
             return

@@ -110,7 +110,8 @@ def refuse_given(ctx: typer.Context, names: Sequence[str], reason: str) -> None:
         source = ctx.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":
             value = ctx.params[parameter.name]
-            got = "" if isinstance(value, bool) else f", got {value}"
+            words = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            got = "" if isinstance(value, bool) else f", got {words}"
             raise ValueError(f"{_spelled(parameter, value)} {reason}{got}")
 
 

@@ -162,13 +162,13 @@ def _refuse_unread(ctx: typer.Context, chosen: dict[str, tuple[str, ...]], data_
     for option, words in (suites | {"seed": suites["mode"]}).items():
         if option not in read:
             refuse_given(ctx, [option], f"is for {words}, none of which is scored")
+    folders = [name for name in chosen if ":" not in name and name not in ("sts", "dev")]
+    if data_dir == "hub" and folders:
+        raise ValueError(f"--data_dir must be a folder for {folders[0]}, got 'hub', which has STS sets alone")
     if data_dir == "hub" and "SICK-R" in chosen.get("sts", ()):
         raise ValueError("--tasks SICK-R is not on the Hub; SICK-R-all there has all 9,927 pairs of SICK")
     if not any(":" not in name or name.startswith("mteb:") for name in chosen):
         refuse_given(ctx, ["data_dir"], "is for --tasks, none of which is scored")
-    folders = [name for name in chosen if ":" not in name and name not in ("sts", "dev")]
-    if data_dir == "hub" and folders:
-        raise ValueError(f"--data_dir must be a folder for {folders[0]}, got 'hub', which has STS sets alone")
     if data_dir == "hub" and ctx.params["text_form"] != "raw":
         refuse_given(ctx, ["text_form"], "must be raw with --data_dir hub, whose texts are raw")
     if ctx.params["output"] is None:

@@ -47,6 +47,27 @@ def test_the_command_line_wins_over_the_preset_and_the_preset_over_defaults(pres
 
 
 @pytest.mark.parametrize(
+    ("name", "kind", "rate", "span"),
+    [
+        ("mirror-bert-base", "none", None, None),
+        ("mirror-bert-base", "delete", None, None),
+        ("mirror-bert-base", "mask", None, 5),
+        ("esimcse-bert-base", "none", None, None),
+        ("esimcse-bert-base", "delete", 0.16, None),
+        ("esimcse-bert-base", "mask", None, None),
+    ],
+)
+def test_another_augmentation_than_the_preset_s_goes_without_its_settings(
+    name: str, kind: str, rate: float | None, span: int | None, capsys: pytest.CaptureFixture
+) -> None:
+    """Regression: mirror-bert-base names ``--augmentation none`` as a part of it, which its span refused."""
+    _, args, _ = parse_run_arguments(["--config", name, f"--augmentation={kind}"])
+    assert (args.augmentation, args.augmentation_rate, args.augmentation_span) == (kind, rate, span)
+    told = error_of(capsys, "--config", name, "--augmentation", "none", "--augmentation_span", "4")
+    assert "augmentation_span must be left out with augmentation 'none', got 4" in told
+
+
+@pytest.mark.parametrize(
     ("text", "name", "value"),
     [
         ("learning_rate: 1e-5", "learning_rate", 1e-5),  # text to YAML
