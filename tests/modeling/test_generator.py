@@ -57,26 +57,22 @@ def test_parts_are_filled_as_the_whole(checkpoint, monkeypatch):
 
 
 def test_its_linear_maps_have_autocasts_precision(checkpoint):
-    """The logits are those that autocast computes from the exact weights, and exact ones without it."""
-    generator = DiffCSEModel.from_backbone(checkpoint("bert")).objectives["rtd"].generator
-    source = AutoModelForMaskedLM.from_pretrained(checkpoint("bert")).eval()
-    ids, everything = torch.tensor([[2, 20, 4, 30, 3]]), torch.arange(5)
+    """The logits are bit for bit those that autocast computes from the exact weights, and exact ones without it."""
+    generator, exact = (DiffCSEModel.from_backbone(checkpoint("bert")).objectives["rtd"].generator for _ in range(2))
+    arguments = torch.tensor([[2, 20, 4, 30, 3]]), torch.ones(1, 5, dtype=torch.long), torch.arange(5)
 
-    def compare():
-        with torch.no_grad():
-            expected = source(input_ids=ids).logits[0]
-        logits = generator.logits(ids, torch.ones_like(ids), everything)
-        torch.testing.assert_close(logits, expected)
-        return logits.dtype
+    def precisions(each):
+        return {module.weight.dtype for module in each.networks.modules() if type(module) is torch.nn.Linear}
 
-    def precisions():
-        return {m.weight.dtype for m in generator.networks.modules() if type(m) is torch.nn.Linear}
-
-    assert compare() == torch.float32 and precisions() == {torch.float32}
+    plain = generator.logits(*arguments)
+    assert plain.dtype == torch.float32 and precisions(generator) == {torch.float32}
+    exact._precision = torch.bfloat16  # nothing to convert, so that autocast does
     with torch.autocast("cpu", torch.bfloat16):
-        assert compare() == torch.bfloat16 and precisions() == {torch.bfloat16}
+        logits = generator.logits(*arguments)
+        assert logits.dtype == torch.bfloat16 and torch.equal(logits, exact.logits(*arguments))
+        assert precisions(generator) == {torch.bfloat16} and precisions(exact) == {torch.float32}
         assert generator.backbone.get_input_embeddings().weight.dtype == torch.float32
-    assert compare() == torch.float32 and precisions() == {torch.float32}
+    assert torch.equal(generator.logits(*arguments), plain) and precisions(generator) == {torch.float32}
 
 
 @pytest.mark.parametrize("scope", ["masked", "all"])
