@@ -294,6 +294,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
+def lost_progress_lock() -> Iterator[None]:
+    """A process was killed while it held the lock for progress bars that this process and its children share."""
+    import tqdm
+
+    tqdm.tqdm.get_lock()
+    if (child := os.fork()) == 0:
+        tqdm.tqdm.get_lock().acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    yield
+    _own_progress_lock()  # or this process would wait for it as well
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Callable[..., Started]:
     """``start("examples/run_unsup.py", "--method", …)`` or ``start("csekit", …)``; ``clock`` seeds its jumps."""
     logs = tmp_path / "logs"

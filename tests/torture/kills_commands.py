@@ -1,7 +1,6 @@
 """Commands killed at random moments: their output is absent or whole, and the next call completes it."""
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -176,15 +175,8 @@ def test_killed_drivers_of_trials_end_like_others(
 
 
 def test_a_process_killed_with_the_progress_lock_stops_no_other(
-    data: Path, start: Callable[..., Any], tmp_path: Path
+    data: Path, start: Callable[..., Any], tmp_path: Path, lost_progress_lock: None
 ) -> None:
-    import tqdm
-
-    tqdm.tqdm.get_lock()  # the parent has made it; what is forked inherits it
-    if (child := os.fork()) == 0:
-        tqdm.tqdm.get_lock().acquire()
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
     words, written = commands(data, tmp_path / "out")["eval"]
     ended = start(*words).end(timeout=60)
     assert ended.code == 0, ended.text[:3000]
