@@ -21,6 +21,7 @@ On a GPU the clock is read after the device has finished, and memory is the peak
 """
 
 import argparse
+import atexit
 import hashlib
 import multiprocessing
 import os
@@ -30,6 +31,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -49,6 +51,7 @@ from csekit.evaluation.results import write_results
 from csekit.modeling import METHODS
 from csekit.modeling.fast_compile import begin_step, compile_layers
 from csekit.modeling.fast_embedding import clip_gradients, keep_gradients
+from csekit.modeling.fast_memory import freed_memory_kept
 from csekit.trainers import CSECollator, load_corpus
 from csekit.trainers.data.augmentation import make_augmentation
 from csekit.trainers.data.corpora import Corpus
@@ -110,6 +113,9 @@ def csekit_step(
         compile_layers(model, **compiled)
     optimizer = torch.optim.AdamW([p for group in clipped.values() for p in group], lr=LEARNING_RATE, fused=True)
     kept = keep_gradients(model)
+    until_exit = ExitStack()
+    until_exit.enter_context(freed_memory_kept())
+    atexit.register(until_exit.close)
 
     def step(rows: list[dict[str, Any]]) -> None:
         rows = [{**row, "index": row["index"] % TAUGHT} for row in rows] if collator.teachers else rows

@@ -157,8 +157,10 @@ def clip_gradients(
     sparse = {each: kept[each].rows() for each in given if each in kept and kept[each].holds(each.grad)}
     dense = [p for p in given if p not in sparse]
     norm = nn.utils.get_total_norm([*(p.grad for p in dense if p.grad is not None), *sparse.values()])
-    nn.utils.clip_grads_with_norm_(dense, max_norm, norm)
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    if norm.device.type == "cpu" and factor.item() == 1.0:  # a product with 1 changes nothing
+        return norm
+    nn.utils.clip_grads_with_norm_(dense, max_norm, norm)
     for parameter, rows in sparse.items():
         kept[parameter].replace(rows.mul_(factor))
     return norm

@@ -28,6 +28,7 @@ from csekit.modeling.distributed import world_size
 from csekit.modeling.drafts import DiskFullError, full_disk_told, whole_files
 from csekit.modeling.export import MODEL_FILES
 from csekit.modeling.fast_embedding import KeptGradient, clip_gradients, forget_gradients, keep_gradients
+from csekit.modeling.fast_memory import freed_memory_kept
 from csekit.modeling.quiet import quiet_weights
 from csekit.trainers.arguments import RunTrainingArguments, follows_score
 from csekit.trainers.callbacks import Report, Resume, StopOnTerminate
@@ -136,7 +137,8 @@ class TermsTrainer(Trainer):
             try:
                 if self._leaves_gradients():
                     self._kept_gradients = keep_gradients(source)
-                return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+                with freed_memory_kept():
+                    return super().train(resume_from_checkpoint=checkpoint, **kwargs)
             finally:
                 forget_gradients(source)
                 self._kept_gradients = {}

@@ -82,6 +82,29 @@ def test_steps_are_those_of_an_embedding(padding: int | None, limit: float) -> N
     assert len(places) == 1  # one matrix for all steps
 
 
+def test_gradients_below_the_limit_are_not_written(pair: Pair) -> None:
+    further = nn.Linear(3, 3)
+    for limit, writes in ((1e6, False), (1e-3, True)):
+        pair.backward()
+        further(torch.ones(3)).sum().backward()
+        parameters = [*pair.fast.parameters(), *further.parameters()]
+        before = [int(p.grad._version) for p in parameters if p.grad is not None]
+        norm = clip_gradients(parameters, limit, pair.kept)
+        assert (norm > limit) == writes
+        changed = [int(p.grad._version) > old for p, old in zip(parameters, before, strict=True) if p.grad is not None]
+        assert changed == [writes] * 3
+        for each in (*pair.both, further):
+            each.zero_grad()
+
+
+def test_gradients_that_are_not_finite_are_told(pair: Pair) -> None:
+    pair.backward()
+    with torch.no_grad():
+        pair.gradient[1, 1] = float("nan")
+    assert clip_gradients(pair.fast.parameters(), 1.0, pair.kept).isnan()
+    assert pair.gradient[pair.kept[pair.fast[0].weight].rows_R].isnan().all()
+
+
 def test_accumulated_gradients(pair: Pair) -> None:
     """The next step does not start from what was added to the matrix."""
     for _ in range(3):

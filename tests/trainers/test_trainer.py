@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from csekit.evaluation.sts import EmbeddedPairs
 from csekit.evaluation.transfer_data import Split, TransferTask
-from csekit.modeling import OBJECTIVES, Reconstruction, SimCSEModel, fast_embedding
+from csekit.modeling import OBJECTIVES, Reconstruction, SimCSEModel, fast_embedding, fast_memory
 from csekit.trainers import CSETrainer, CSETrainingArguments
 from csekit.trainers.run_record import kept_step
 
@@ -158,6 +158,33 @@ def test_training_is_the_same_with_kept_gradients(
         torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-7)
     for ours, theirs in zip(training_log(fast), training_log(plain), strict=True):
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+
+
+def test_freed_memory_is_kept_while_a_run_trains(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """malloc's limits are raised before the first step, and lowered when the last one is done."""
+    told: list[str] = []
+
+    class Libc:
+        @staticmethod
+        def mallopt(option: int, value: int) -> None:
+            told.append(f"mallopt({option}, {value})")
+
+        @staticmethod
+        def malloc_trim(_: int) -> None:
+            told.append("trim")
+
+    class Telling(CSETrainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            told.append("step")
+            return super().training_step(*args, **kwargs)
+
+    monkeypatch.setattr(fast_memory, "_libc", lambda: Libc)
+    small_run(tmp_path / "run", kind=Telling).train()
+    raised, lowered = [f"mallopt(-3, {32 << 20})", f"mallopt(-1, {2**31 - 1})"], [f"mallopt(-1, {64 << 20})", "trim"]
+    assert (told[:2], told[-2:]) == (raised, lowered)
+    assert set(told[2:-2]) == {"step", "trim"}  # an evaluation gives memory back
 
 
 # Selection
