@@ -48,16 +48,18 @@ class Trial:
 
     @property
     def steps(self) -> int | None:
-        """Return the optimiser steps: ``max_steps``, else from the epochs and the lines of its text, else None."""
+        """Return the optimiser steps: ``max_steps``, else from the epochs and the lines of its text, else None; with
+        those of the objectives' warm-up."""
         if self.kind == "command":
             return 0
+        before = int(self.setting("objective_warmup_steps", "0"))
         if int(self.setting("max_steps", "-1")) > 0:
-            return int(self.setting("max_steps", "-1"))
+            return before + int(self.setting("max_steps", "-1"))
         path = Path(self.setting("train_file", ""))
         if path.suffix not in (".txt", ".csv", ".tsv") or not path.is_file():
             return None
         rows = _lines(path) - (path.suffix != ".txt")  # without the header
-        return math.ceil(rows / self.batch * float(self.setting("num_train_epochs", "1")))
+        return before + math.ceil(rows / self.batch * float(self.setting("num_train_epochs", "1")))
 
     @property
     def needs(self) -> list[str]:

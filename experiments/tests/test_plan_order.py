@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,17 @@ def test_a_command_says_nothing_of_the_minutes_of_another(staged: Any) -> None:
     clock, first, second = Clock(plan), plan.trial("first/made"), plan.trial("second/run")
     clock.add(first, {"train": 500.0, "total": 600.0})
     assert (clock.seconds(first), clock.seconds(second)) == (600, 10)
+
+
+def test_the_steps_of_a_warm_up_count(staged: Any) -> None:
+    """A run of one step behind 300 of warm-up said that every step of the others takes 300 times as long."""
+    staged.plan["experiments"]["two"]["arguments"] |= {"max_steps": 1, "objective_warmup_steps": 299}
+    plan = Plan.from_dict(staged.plan)
+    clock, trial = Clock(plan), plan.trial("two/seed=42")
+    assert trial.steps == 300
+    clock.add(trial, {"train": 600.0})
+    other = replace(trial, arguments={**trial.arguments, "max_steps": "100", "objective_warmup_steps": "0"})
+    assert clock.seconds(other) == pytest.approx(200 + (plan.experiments["two"].seconds_per_trial or 0))
 
 
 @pytest.fixture
