@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from csekit.cli import main
 from csekit.encoding import load_encoder
+from csekit.modeling import CSEModel
 from csekit.trainers.scripts import launch
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,48 @@ def test_train(data: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert results(tmp_path / "run")["method"] == "simcse"
     assert load_encoder(tmp_path / "run").encode(["a dog runs"]).shape == (1, 32)
+
+
+OLD_VALUES: list[tuple[list[str], dict[str, Any], dict[str, Any]]] = [
+    (["smoothing", "--smoothing_size", "9", "--smoothing_neighbors", "8"], {"neighbors": 9}, {"neighbors": 8}),
+    (["smoothing", "--smoothing_size", "9", "--smoothing_neighbors", "8"], {"neighbors": 16}, {"neighbors": 8}),
+    (["rank"], {"loss": "mse", "low": 0.9, "high": 0.1}, {"loss": "mse", "weight": 0.0}),
+    (["rank"], {"low": 0.9, "high": 0.1}, {"low": 0.9, "high": 0.1, "weight": 1.0}),
+    (["attention", "--attention_first_layer", "0", "--attention_last_layer", "1"], {"samples": 2}, {"weight": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("words", "old", "loaded"), OLD_VALUES, ids=lambda value: None)
+def test_a_checkpoint_with_values_that_are_refused_by_now(
+    data: Path, tmp_path: Path, words: list[str], old: dict[str, Any], loaded: dict[str, Any]
+) -> None:
+    """Regression: earlier versions trained with them, and their checkpoints did not load. The effect is the same."""
+    teacher = ["--teachers", "tiny-bert:mean"] if words[0] == "rank" else []
+    start = ["train", *START, *SCORED, "--train_file", "texts.txt", "--method", "joint", "--output_dir"]
+    done = run(*start, tmp_path / "run", "--objectives", *words, *teacher)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "run" / "training"
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    content["objectives"][0] |= old
+    (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    done = run("encode", data / "texts.txt", "--model", folder, "--output", tmp_path / "emb.npy")
+    assert done.exit_code == 0, done.output
+    model = CSEModel.from_pretrained(folder)
+    config = model.objectives[words[0]].config.to_dict()
+    assert {name: config[name] for name in loaded} == loaded
+
+
+@pytest.mark.parametrize("loss", ["listmle", "listnet", "mse"])
+def test_bounds_without_a_pair_are_refused_where_they_are_read(data: Path, tmp_path: Path, loss: str) -> None:
+    """Regression: the losses that read no bounds refused them."""
+    start = ["train", *START, *SCORED, "--train_file", "texts.txt", "--method", "joint", "--objectives", "rank"]
+    bounds = ["--teachers", "tiny-bert:mean", "--rank_loss", loss, "--rank_low", "0.9", "--rank_high", "0.5"]
+    done = run(*start, *bounds, "--output_dir", tmp_path / "run")
+    if loss != "mse":
+        assert done.exit_code == 0, done.output
+        return
+    assert done.exit_code == 2
+    assert "rank_low must be at most rank_high, 0.5, got 0.9: the term would be 0 for every pair" in done.stderr
 
 
 def test_train_pairs(data: Path, tmp_path: Path) -> None:
