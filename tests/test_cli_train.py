@@ -107,6 +107,44 @@ def test_bounds_without_a_pair_are_refused_where_they_are_read(data: Path, tmp_p
     assert "rank_low must be at most rank_high, 0.5, got 0.9: the term would be 0 for every pair" in done.stderr
 
 
+def write_decoder(folder: Path, family: str) -> Path:
+    """A tiny model with a decoder, and the tokenizer of the tiny BERT."""
+    import transformers
+
+    sizes = {"vocab_size": 30, "d_model": 16, "max_position_embeddings": 40}
+    if "T5" in family:
+        sizes |= {"d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    else:
+        sizes |= {f"{side}_layers": 1 for side in ("encoder", "decoder")}
+        sizes |= {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
+    whole = family.removesuffix("Encoder")
+    kind = f"{family}Model"
+    getattr(transformers, kind)(getattr(transformers, f"{whole}Config")(**sizes)).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained("tiny-bert").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["LongT5", "LongT5Encoder", "T5", "Pegasus"])
+def test_a_model_whose_decoder_needs_inputs_is_refused(data: Path, tmp_path: Path, family: str) -> None:
+    """Regression: the error was a sentence of Transformers about its inputs."""
+    backbone = write_decoder(tmp_path / "backbone", family)
+    given = ["--model_name_or_path", backbone, "--train_file", "texts.txt", "--output_dir", tmp_path / "run"]
+    done = run("train", *START, *SCORED, *given)
+    assert done.exit_code == 2, done.output
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    kind = family.removesuffix("Encoder").lower()
+    assert "must be an encoder such as bert, roberta or modernbert, or a decoder language model" in line
+    assert f"got a {kind!r}, whose decoder needs inputs of its own" in line
+    assert ("trains none of them" in line) is ("t5" in kind)
+
+
+def test_a_decoder_that_reads_the_text_trains(data: Path, tmp_path: Path) -> None:
+    backbone = write_decoder(tmp_path / "backbone", "Bart")
+    given = ["--model_name_or_path", backbone, "--train_file", "texts.txt", "--output_dir", tmp_path / "run"]
+    done = run("train", *START, *SCORED, *given, "--max_seq_length", "32")
+    assert done.exit_code == 0, done.output
+
+
 def test_train_pairs(data: Path, tmp_path: Path) -> None:
     done = run("train-pairs", *START, *SCORED, "--train_file", "pairs.tsv", "--output_dir", tmp_path / "run")
     assert done.exit_code == 0, done.output
