@@ -26,6 +26,7 @@ from transformers import (
 
 from csekit.encoding.imports import import_hint
 from csekit.encoding.unfinished import interrupted_run
+from csekit.modeling.backbone import ENCODERS_ALONE
 from csekit.modeling.hub import from_hub
 from csekit.modeling.quiet import quiet_weights
 from csekit.modeling.tokenization import sentence_frame, tokenize
@@ -37,12 +38,9 @@ NAMED = 5
 #: Types of safetensors that a weight can have; integers are a quantised model's, which needs code of its own.
 _FLOATS = ("F64", "F32", "F16", "BF16")
 #: Types of models with a decoder to the classes of their encoders, which a SentenceTransformer holds.
-_ENCODERS_ALONE: dict[str, Any] = {
-    "t5": T5EncoderModel,
-    "mt5": MT5EncoderModel,
-    "umt5": UMT5EncoderModel,
-    "longt5": LongT5EncoderModel,
-}
+_ENCODERS_ALONE: dict[str, Any] = dict(
+    zip(ENCODERS_ALONE, (T5EncoderModel, MT5EncoderModel, UMT5EncoderModel, LongT5EncoderModel), strict=True)
+)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 
 from csekit.encoding.encoder import Encoder, check_texts, embed
 from csekit.encoding.json_files import read_json
+from csekit.encoding.provenance import write_atomically
 from csekit.evaluation.pairs import normal
 from csekit.evaluation.search import BLOCK_DOCUMENTS, search_blocks
 
@@ -109,8 +110,11 @@ def write_neighbors(
         names: names of the encoders.
         about: further fields of the JSON file.
 
+    The file is written whole or not at all.
+
     Raises:
         ValueError: another ending.
+        OSError: among others, the disk is full; an older file stays.
     """
     path = Path(path)
     check_ending(path)
@@ -129,7 +133,7 @@ def write_neighbors(
         content = {**about, "models": list(names), "neighbors": rows, "shared": shared}
         text = json.dumps(content, indent=1, ensure_ascii=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_atomically(path, (text + "\n").encode())
     return path
 
 
@@ -137,6 +141,8 @@ def check_replaceable(path: Path) -> None:
     """Raise FileExistsError for a file that ``write_neighbors`` did not write."""
     if not path.is_file():
         return
+    if path.stat().st_size == 0:
+        raise FileExistsError(f"{path}: exists and is empty; delete it or choose another name")
     if path.suffix == ".tsv":
         with path.open(encoding="utf-8", errors="replace") as file:
             ours = file.readline().rstrip("\n") == "\t".join(COLUMNS)

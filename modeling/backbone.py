@@ -12,6 +12,8 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from .hub import from_hub
 from .quiet import quiet_weights
 
+#: Types of models with a decoder of which csekit runs the encoder alone, to encode; it trains none of them.
+ENCODERS_ALONE = ("t5", "mt5", "umt5", "longt5")
 _HEAD_DROPOUTS = ("classif", "qa", "summary", "pooler")
 
 
@@ -67,6 +69,33 @@ def load_backbone(
             f"{name_or_path} lacks {len(missing)} weights of {type(backbone).__name__}, e.g. {missing[0]!r}"
         )
     return backbone
+
+
+def check_family(name_or_path: str, model_type: str) -> None:
+    """Raise ValueError for a type of model that csekit does not train."""
+    if model_type in ENCODERS_ALONE:
+        raise _needs_decoder(name_or_path, model_type)
+
+
+@torch.no_grad()
+def check_decoder(name_or_path: str, model: PreTrainedModel) -> None:
+    """Raise ValueError for an encoder with a decoder that does not run on a text alone."""
+    if not getattr(model.config, "is_encoder_decoder", False):
+        return
+    ids = torch.ones(1, 2, dtype=torch.long, device=model.device)
+    try:
+        model.eval()(input_ids=ids, attention_mask=ids)
+    except Exception as error:  # each class has its own
+        raise _needs_decoder(name_or_path, model.config.model_type) from error
+
+
+def _needs_decoder(name_or_path: str, model_type: str) -> ValueError:
+    encodes = f" (csekit encodes with {', '.join(ENCODERS_ALONE)}, and trains none of them)"
+    return ValueError(
+        f"{name_or_path} must be an encoder such as bert, roberta or modernbert, or a decoder language model, to be "
+        f"trained, got a {model_type!r}, whose decoder needs inputs of its own"
+        f"{encodes if model_type in ENCODERS_ALONE else ''}"
+    )
 
 
 def with_layers(encoder_config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:

@@ -374,7 +374,9 @@ class CSEConfig(EncoderWrapperConfig):
                 f"{cls.__name__} is not the config of a {kind!r} model: start from an encoder with from_backbone"
             )
         names = set(cls.flat_names(list(OBJECTIVES))) - set(cls.__dataclass_fields__)
-        loaded = super().from_dict(config_dict, **{name: kwargs[name] for name in kwargs if name not in names})
+        loaded = super().from_dict(
+            _upgraded(config_dict), **{name: kwargs[name] for name in kwargs if name not in names}
+        )
         config, unused = loaded if isinstance(loaded, tuple) else (loaded, {})
         flat = {name: value for name, value in kwargs.items() if name in names}
         unused |= {name: flat.pop(name) for name in list(flat) if config._flat_field(name) is None}
@@ -391,6 +393,22 @@ class CSEConfig(EncoderWrapperConfig):
 def _one_of(field: str, value: Any, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{field} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def _upgraded(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved config with values that this version takes, and the same effect. Earlier versions took more
+    ``contrast_dims`` than z has for all of them; for the objectives see ``ObjectiveConfig.upgraded``."""
+    saved, objectives, size = dict(saved), saved.get("objectives"), saved.get("projector_size")
+    if isinstance(size, int) and (saved.get("contrast_dims") or 0) > size:
+        saved["contrast_dims"] = None
+    if not isinstance(objectives, list):
+        return saved
+    known = [isinstance(each, dict) and each.get("name") in OBJECTIVES for each in objectives]
+    new = [
+        OBJECTIVES[each["name"]].config_class.upgraded(each) if own else each
+        for each, own in zip(objectives, known, strict=True)
+    ]
+    return {**saved, "objectives": new}
 
 
 def _objective_config(value: Any) -> ObjectiveConfig:

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .backbone import attend_both_ways, build_backbone, keep_layers, load_backbone, set_dropout, with_layers
+from .backbone import (
+    attend_both_ways,
+    build_backbone,
+    check_decoder,
+    check_family,
+    keep_layers,
+    load_backbone,
+    set_dropout,
+    with_layers,
+)
 from .base import EncoderWrapper
 from .composition import composed
 from .conditional_encoder import embedding_width
@@ -114,7 +123,8 @@ class CSEModel(EncoderWrapper):
             config: fields of the method's config; fields of its objectives flat (``reconstruction_weight=0.4``).
 
         Raises:
-            ValueError: an unknown field, a value that is not allowed, or a checkpoint without weights of the encoder.
+            ValueError: an unknown field, a value that is not allowed, a checkpoint without weights of the encoder, or
+                a model whose decoder needs inputs of its own.
             FileNotFoundError: it is a name on the Hub, which cannot be reached, and is not in the cache.
         """
         name_or_path = str(name_or_path)
@@ -122,6 +132,7 @@ class CSEModel(EncoderWrapper):
         encoder_config = from_hub(AutoConfig, name_or_path)
         if isinstance(encoder_config, CSEConfig):
             raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
+        check_family(name_or_path, encoder_config.model_type)
         encoder_config.dtype = torch.float32
         set_dropout(encoder_config, dropout)
         whole_config = encoder_config
@@ -148,6 +159,7 @@ class CSEModel(EncoderWrapper):
         model = cls(model_config, backbone=skeleton)
         model.check_projector()
         model.backbone = load_backbone(name_or_path, whole_config, type(skeleton), attn_implementation)
+        check_decoder(name_or_path, model.backbone)
         if layers is not None:
             keep_layers(model.backbone, encoder_config, layers)
         if model_config.lora is not None:

@@ -6,7 +6,7 @@ P positions of a row.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,6 +47,12 @@ class AttentionInformationConfig(ObjectiveConfig):
         check_number("attention_samples", self.samples, 0)
         if 0 < self.samples < 3:
             raise ValueError(f"attention_samples must be 0 or at least 3, got {self.samples}")
+
+    @classmethod
+    def upgraded(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Give a term of one or two samples, which trained nothing, the weight 0."""
+        none = 0 < fields.get("samples", cls.samples) < 3
+        return {**fields, "weight": 0.0, "samples": cls.samples} if none else fields
 
 
 class AttentionInformation(Objective):

@@ -11,7 +11,7 @@ reference sentences.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class RankingDistillationConfig(ObjectiveConfig):
         shuffle_temperature: τ₄ of the probabilities that make the groups.
         references: R, the number of the corpus's rows that a teacher ranks for each sentence: T is then the
             correlation of these ranks (RankEncoder); 0: T is the cosine.
-        low, high: ``mse`` counts the pairs with T between these bounds.
+        low, high: ``mse`` counts the pairs with T between these bounds; the others read neither.
 
     Raises:
         ValueError: a value that is not allowed.
@@ -79,10 +79,17 @@ class RankingDistillationConfig(ObjectiveConfig):
             raise ValueError(f"rank_references must be 0 or at least 3, got {self.references}")
         for field in ("low", "high"):
             check_number(f"rank_{field}", getattr(self, field), -1, 1)
-        if self.low > self.high:
+        if self.loss == "mse" and self.low > self.high:
             raise ValueError(
                 f"rank_low must be at most rank_high, {self.high}, got {self.low}: the term would be 0 for every pair"
             )
+
+    @classmethod
+    def upgraded(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Give a term without any pair between its bounds the weight 0: it was 0."""
+        low, high = fields.get("low", cls.low), fields.get("high", cls.high)
+        none = fields.get("loss", cls.loss) == "mse" and low > high
+        return {**fields, "weight": 0.0, "low": high, "high": low} if none else fields
 
 
 class RankingDistillation(Objective):

@@ -6,7 +6,7 @@ Shape suffixes: B sentences of this process, K of all processes, M vectors of th
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,12 @@ class InstanceSmoothingConfig(ObjectiveConfig):
         check_number("smoothing_temperature", self.temperature, 0, open_ends="low")
         check_number("smoothing_start", self.start, 0)
         check_number("smoothing_ramp_steps", self.ramp_steps, 0)
+
+    @classmethod
+    def upgraded(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Cut ``neighbors`` to the other vectors of the memory, as the forward pass of earlier versions did."""
+        others = fields.get("size", cls.size) - 1
+        return {**fields, "neighbors": min(fields.get("neighbors", cls.neighbors), others)}
 
 
 class InstanceSmoothing(Objective):

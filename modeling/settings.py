@@ -33,6 +33,12 @@ class ObjectiveConfig:
         """Return the fields with ``name``, as ``config.json`` holds them."""
         return {"name": self.name, **asdict(self)}
 
+    @classmethod
+    def upgraded(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a saved config with values that this version takes, and the same effect. Earlier
+        versions saved some that are refused now."""
+        return fields
+
     def complete(self, name_or_path: str) -> None:
         """Fill in the fields that depend on the backbone's checkpoint. ``from_backbone`` calls this before it builds
         the model."""

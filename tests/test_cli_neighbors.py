@@ -1,4 +1,5 @@
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,37 @@ def test_a_file_that_holds_something_else_stays(
     assert found.exit_code == 2
     assert f"{name}: holds something else than neighbours; choose another name" in " ".join(found.output.split())
     assert (tmp_path / name).read_text() == content
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.tsv"])
+def test_an_empty_file_stays_as_in_other_commands(
+    tmp_path: Path, tiny_folder: Path, corpus: Path, monkeypatch: Any, name: str
+) -> None:
+    """Regression: it was said to hold something else than neighbours."""
+    monkeypatch.setattr("csekit.encoding.load_encoder", None)
+    (tmp_path / name).touch()
+    found = run(tiny_folder, tiny_folder, "--corpus", corpus, "-o", tmp_path / name)
+    assert found.exit_code == 2
+    assert f"{name}: exists and is empty; delete it or choose another name" in " ".join(found.output.split())
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.tsv"])
+def test_a_full_disk_leaves_the_earlier_answer_and_no_empty_file(
+    tmp_path: Path, tiny_folder: Path, corpus: Path, name: str
+) -> None:
+    """Regression: it left a piece, and the same command then refused its own file."""
+    words = ("--pooling_a", "mean", "--pooling_b", "cls", "--corpus", corpus, "-o", tmp_path / name, "--no_progress")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for earlier in (False, True):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # as a full disk
+        try:
+            found = run(tiny_folder, tiny_folder, *words)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert found.exit_code == 2, found.output
+        assert [path.name for path in tmp_path.glob("*a.*")] == ([name] if earlier else [])
+        found = run(tiny_folder, tiny_folder, *words)
+        assert found.exit_code == 0, found.output
 
 
 @pytest.mark.parametrize("ending", ["json", "tsv"])

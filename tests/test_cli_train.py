@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from csekit.cli import main
 from csekit.encoding import load_encoder
+from csekit.modeling import CSEModel
 from csekit.trainers.scripts import launch
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,86 @@ def test_train(data: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert results(tmp_path / "run")["method"] == "simcse"
     assert load_encoder(tmp_path / "run").encode(["a dog runs"]).shape == (1, 32)
+
+
+OLD_VALUES: list[tuple[list[str], dict[str, Any], dict[str, Any]]] = [
+    (["smoothing", "--smoothing_size", "9", "--smoothing_neighbors", "8"], {"neighbors": 9}, {"neighbors": 8}),
+    (["smoothing", "--smoothing_size", "9", "--smoothing_neighbors", "8"], {"neighbors": 16}, {"neighbors": 8}),
+    (["rank"], {"loss": "mse", "low": 0.9, "high": 0.1}, {"loss": "mse", "weight": 0.0}),
+    (["rank"], {"low": 0.9, "high": 0.1}, {"low": 0.9, "high": 0.1, "weight": 1.0}),
+    (["attention", "--attention_first_layer", "0", "--attention_last_layer", "1"], {"samples": 2}, {"weight": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("words", "old", "loaded"), OLD_VALUES, ids=lambda value: None)
+def test_a_checkpoint_with_values_that_are_refused_by_now(
+    data: Path, tmp_path: Path, words: list[str], old: dict[str, Any], loaded: dict[str, Any]
+) -> None:
+    """Regression: earlier versions trained with them, and their checkpoints did not load. The effect is the same."""
+    teacher = ["--teachers", "tiny-bert:mean"] if words[0] == "rank" else []
+    start = ["train", *START, *SCORED, "--train_file", "texts.txt", "--method", "joint", "--output_dir"]
+    done = run(*start, tmp_path / "run", "--objectives", *words, *teacher)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "run" / "training"
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    content["objectives"][0] |= old
+    (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    done = run("encode", data / "texts.txt", "--model", folder, "--output", tmp_path / "emb.npy")
+    assert done.exit_code == 0, done.output
+    model = CSEModel.from_pretrained(folder)
+    config = model.objectives[words[0]].config.to_dict()
+    assert {name: config[name] for name in loaded} == loaded
+
+
+@pytest.mark.parametrize("loss", ["listmle", "listnet", "mse"])
+def test_bounds_without_a_pair_are_refused_where_they_are_read(data: Path, tmp_path: Path, loss: str) -> None:
+    """Regression: the losses that read no bounds refused them."""
+    start = ["train", *START, *SCORED, "--train_file", "texts.txt", "--method", "joint", "--objectives", "rank"]
+    bounds = ["--teachers", "tiny-bert:mean", "--rank_loss", loss, "--rank_low", "0.9", "--rank_high", "0.5"]
+    done = run(*start, *bounds, "--output_dir", tmp_path / "run")
+    if loss != "mse":
+        assert done.exit_code == 0, done.output
+        return
+    assert done.exit_code == 2
+    assert "rank_low must be at most rank_high, 0.5, got 0.9: the term would be 0 for every pair" in done.stderr
+
+
+def write_decoder(folder: Path, family: str) -> Path:
+    """A tiny model with a decoder, and the tokenizer of the tiny BERT."""
+    import transformers
+
+    sizes = {"vocab_size": 30, "d_model": 16, "max_position_embeddings": 40}
+    if "T5" in family:
+        sizes |= {"d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    else:
+        sizes |= {f"{side}_layers": 1 for side in ("encoder", "decoder")}
+        sizes |= {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
+    whole = family.removesuffix("Encoder")
+    kind = f"{family}Model"
+    getattr(transformers, kind)(getattr(transformers, f"{whole}Config")(**sizes)).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained("tiny-bert").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["LongT5", "LongT5Encoder", "T5", "Pegasus"])
+def test_a_model_whose_decoder_needs_inputs_is_refused(data: Path, tmp_path: Path, family: str) -> None:
+    """Regression: the error was a sentence of Transformers about its inputs."""
+    backbone = write_decoder(tmp_path / "backbone", family)
+    given = ["--model_name_or_path", backbone, "--train_file", "texts.txt", "--output_dir", tmp_path / "run"]
+    done = run("train", *START, *SCORED, *given)
+    assert done.exit_code == 2, done.output
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    kind = family.removesuffix("Encoder").lower()
+    assert "must be an encoder such as bert, roberta or modernbert, or a decoder language model" in line
+    assert f"got a {kind!r}, whose decoder needs inputs of its own" in line
+    assert ("trains none of them" in line) is ("t5" in kind)
+
+
+def test_a_decoder_that_reads_the_text_trains(data: Path, tmp_path: Path) -> None:
+    backbone = write_decoder(tmp_path / "backbone", "Bart")
+    given = ["--model_name_or_path", backbone, "--train_file", "texts.txt", "--output_dir", tmp_path / "run"]
+    done = run("train", *START, *SCORED, *given, "--max_seq_length", "32")
+    assert done.exit_code == 0, done.output
 
 
 def test_train_pairs(data: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from csekit.modeling import CSEModel
+from csekit.modeling import CSEConfig, CSEModel
 from csekit.modeling.losses import group_contrast, group_divergence, group_logits
 from tests.modeling.gradients import same_gradients
 
@@ -233,6 +233,8 @@ def test_the_contrast_s_dimensions_are_those_of_the_projected_vectors(checkpoint
         ValueError, match=f"contrast_dims must be from 1 to the projector_size, {size}, got {size + 1}"
     ):
         CSEModel.from_backbone(checkpoint("bert"), contrast_dims=size + 1, **mapped)
+    saved = model.config.to_dict() | {"contrast_dims": size + 1}  # of an earlier version, which took all of z
+    assert CSEConfig.from_dict(saved).contrast_dims is None
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,10 @@ def test_the_agreement_is_one_with_the_student_s_own_similarities(checkpoint, ba
         ({"rank_teachers": 0}, "rank_teachers must be a number of at least 1, got 0"),
         ({"rank_temperature": 0.0}, "rank_temperature must be a number greater than 0, got 0.0"),
         ({"rank_mixture": 1.5}, "rank_mixture must be a number of at least 0 and at most 1, got 1.5"),
-        ({"rank_low": 1.0, "rank_high": 0.9}, "rank_low must be at most rank_high, 0.9, got 1.0: the term would be 0"),
+        (
+            {"rank_loss": "mse", "rank_low": 1.0, "rank_high": 0.9},
+            "rank_low must be at most rank_high, 0.9, got 1.0: the term would be 0",
+        ),
         ({"consistency_temperature": -1.0}, "consistency_temperature must be a number greater than 0, got -1.0"),
     ],
 )

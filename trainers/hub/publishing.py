@@ -26,7 +26,7 @@ from csekit.modeling import METHODS, OBJECTIVES
 from csekit.modeling.custom_code import export_with_code
 from csekit.modeling.drafts import DiskFullError
 from csekit.trainers.base_trainer import TRAINING_FOLDER
-from csekit.trainers.hub.card import END_USE, USE, with_code_section
+from csekit.trainers.hub.card import END_USE, USE, quoted, with_code_section
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,11 @@ _TRAINING = rf"{TRAINING_FOLDER}/({_MODEL}|{_TOKENIZER})"
 _CODE = "|".join(re.escape(path.name) for path in Path(modeling.__file__).parent.glob("*.py"))
 _ROOT = re.compile(rf"README\.md|{_MODEL}|{_TOKENIZER}|{_MODULES}")
 _OURS = re.compile(rf"{_ROOT.pattern}|{_TRAINING}|{_CODE}")
-#: The call that loads a model, and its path, in the snippets of a card.
-_LOADED = re.compile(r'\b(SentenceTransformer|from_pretrained|load_encoder)\("(?:[^"\\\n]|\\.)*"')
+#: The call that loads a model, and its path, in the snippets of a card; the last call of the generated ones.
+_LOADED = re.compile(r'\b(SentenceTransformer|from_pretrained|load_encoder)\(("(?:[^"\\\n]|\\.)*")')
+_TRAINED = re.compile(
+    r'^model = \w+\.from_pretrained\(("(?:[^"\\\n]|\\.)*"), subfolder="training", training=True\)$', re.M
+)
 #: Base class of the errors of huggingface_hub's HTTP client (httpx or httpx2).
 _HTTPError: Any = HfHubHTTPError.__bases__[0]
 
@@ -185,8 +188,8 @@ def push_run(
 ) -> CommitInfo:
     """Publish a run in one commit, in a new or an existing repository.
 
-    A second push deletes files of the first that the run no longer has; files of others stay. The snippets of the card
-    load the repository.
+    A second push deletes files of the first that the run no longer has; files of others stay. The generated snippets
+    of the card load the repository.
 
     Arguments:
         run: the folder of a run.
@@ -280,12 +283,15 @@ def _push(
 
 
 def _of_repository(card: str, name: str, repo_id: str) -> str:
-    """Return the card with snippets that load the repository instead of the folder, also of a run that was renamed."""
-    card = card.replace(f'("{name}"', f'("{repo_id}"')
+    """Return the card with generated snippets that load the repository instead of the folder, also of a run that was
+    renamed. Everything else stays: text outside the marks around the snippets, and calls that load another model."""
     start, end = card.find(USE), card.find(END_USE)
     if start < 0 or end < start:
         return card
-    section = _LOADED.sub(lambda call: f"{call[1]}({json.dumps(repo_id)}", card[start:end])
+    section = card[start:end]
+    trained = _TRAINED.search(section)
+    own = {quoted(name), *(trained.groups() if trained else ())}
+    section = _LOADED.sub(lambda call: f"{call[1]}({quoted(repo_id)}" if call[2] in own else call[0], section)
     return card[:start] + section + card[end:]
 
 

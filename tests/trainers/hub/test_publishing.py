@@ -184,6 +184,25 @@ def test_the_card_of_a_renamed_run_loads_the_repository(
         assert '("first"' not in card and '("renamed"' not in card
 
 
+def test_calls_that_a_person_wrote_into_the_card_stay(hub: Any, worker: Any, published: Path, tmp_path: Path) -> None:
+    """Regression: a teacher's tokenizer in the snippets, and every text of the card like the run's name, were changed
+    to the repository."""
+    run = Path(shutil.copytree(published, tmp_path / "renamed"))
+    card = (run / "README.md").read_text()
+    inside = 'teacher = SentenceTransformer("sentence-transformers/all-MiniLM-L6-v2")\nplot("first")\n'
+    outside = '\n## Before\n\n```python\nload_encoder("me/before")\nplt.title("first")\nplt.savefig("renamed")\n```\n'
+    card = card.replace("```\n<!-- end use -->", f"{inside}```\n<!-- end use -->") + outside
+    (run / "README.md").write_text(card)
+    done = worker.push(run, "me/by-hand")
+    assert done.code == 0, done.errors
+    sent = hub.repositories["me/by-hand"].files()["README.md"].decode()
+    assert inside in sent and sent.endswith(outside)
+    calls = ("SentenceTransformer", "AutoTokenizer.from_pretrained", "load_encoder", "InfoCSEModel.from_pretrained")
+    for call in calls:
+        card = card.replace(f'{call}("first"', f'{call}("me/by-hand"')
+    assert sent == card.replace('AutoModel.from_pretrained("first"', 'AutoModel.from_pretrained("me/by-hand"')
+
+
 def test_a_branch_and_a_proposal(hub: Any, worker: Any, run: Path) -> None:
     hub.create("her/model")
     refused = worker.push(run, "her/model")
