@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from csekit.modeling.fast_packing import run_encoder
-from csekit.modeling.pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
+from csekit.modeling.pooling import NEEDS_HIDDEN_STATES, check_layers, flat_place_of, pool, single_offset
 
 
 @dataclass
@@ -29,12 +29,16 @@ class PooledBackbone(nn.Module):
         pooling: one of ``POOLINGS``, or 'lasttoken'.
         mask_offset: for 'mask', the place of the mask token (``sentence_frame(...).mask_offset``).
         head: layers applied to the pooled vector (a SentenceTransformer's Dense, Normalize).
+
+    Raises:
+        ValueError: a pooling over layers, and a model with an encoder and a decoder.
     """
 
     def __init__(
         self, backbone: nn.Module, pooling: str, mask_offset: int | None = None, head: nn.Module | None = None
     ) -> None:
         super().__init__()
+        check_layers(pooling, backbone)
         self.backbone = backbone
         self.config = getattr(backbone, "config", None)
         self.pooling, self.mask_offset = ("mask", -1) if pooling == "lasttoken" else (pooling, mask_offset)

@@ -53,7 +53,7 @@ from .objectives import (
 )
 from .outputs import ContrastiveOutput, SentenceEmbeddingOutput
 from .perturbation import PERTURBATIONS, Kept, perturbed
-from .pooling import NEEDS_HIDDEN_STATES, flat_place_of, pool, single_offset
+from .pooling import NEEDS_HIDDEN_STATES, check_layers, flat_place_of, pool, single_offset
 from .projectors import build_projector
 from .random_streams import own_stream, state_seed
 from .registry import registered
@@ -88,6 +88,7 @@ class CSEModel(EncoderWrapper):
     def __init__(self, config: CSEConfig, backbone: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         self.backbone = build_backbone(config.encoder_config) if backbone is None else backbone
+        check_layers(config.pooling, self.backbone)
         if config.lora is not None and backbone is None:
             add_lora(self.backbone, config.lora)
         self.projector = build_projector(config.projector, config.hidden_size, config.projector_size)

@@ -6,7 +6,7 @@ Shape suffixes: N sentences, L tokens, H hidden size.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 POOLINGS = ("cls", "mean", "last", "first_last_mean", "top2_mean", "mask")
 #: Poolings that read more than the last layer.
@@ -52,6 +52,23 @@ def single_offset(pooling: str, mask_offset: int | Tensor | None = None) -> int 
     if pooling == "mask" and mask_offset is None:
         raise ValueError("pooling 'mask' needs prompt_mask_offset, got None: build the model with from_backbone")
     return {"cls": 0, "last": -1, "mask": mask_offset}.get(pooling)
+
+
+def check_layers(pooling: str, backbone: nn.Module) -> None:
+    """Check that a model has the layers that a pooling reads.
+
+    Raises:
+        ValueError: the pooling reads several layers, and the model has an encoder and a decoder (BART): their layers
+            are no one sequence.
+    """
+    if pooling in NEEDS_HIDDEN_STATES and getattr(backbone, "decoder", None) is not None:
+        config = getattr(backbone, "config", None)
+        if getattr(config, "is_encoder_decoder", False):
+            allowed = ", ".join(repr(each) for each in POOLINGS if each not in NEEDS_HIDDEN_STATES)
+            raise ValueError(
+                f"pooling must be one of {allowed} for a {getattr(config, 'model_type', '')!r}, which has an encoder "
+                f"and a decoder, got {pooling!r}"
+            )
 
 
 def pool(

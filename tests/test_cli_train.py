@@ -145,6 +145,25 @@ def test_a_decoder_that_reads_the_text_trains(data: Path, tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.parametrize("pooling", ["first_last_mean", "top2_mean"])
+def test_a_pooling_over_layers_is_refused_for_an_encoder_with_a_decoder(
+    data: Path, tmp_path: Path, pooling: str
+) -> None:
+    """Regression: the first batch ended in an AttributeError. T5's encoder, alone, has these poolings."""
+    backbone = write_decoder(tmp_path / "backbone", "Bart")
+    given = ["--model_name_or_path", backbone, "--train_file", "texts.txt", "--output_dir", tmp_path / "run"]
+    train = run("train", *START, *SCORED, *given, "--max_seq_length", "32", "--pooling", pooling)
+    output = ["--output", tmp_path / "emb.npy", "--pooling", pooling]
+    encode = run("encode", data / "texts.txt", "--model", backbone, *output)
+    for done in (train, encode):
+        assert done.exit_code == 2, done.output
+        assert "pooling must be one of 'cls', 'mean', 'last', 'mask' for a 'bart', which has an encoder" in done.stderr
+        assert f"got {pooling!r}" in done.stderr
+    alone = write_decoder(tmp_path / "alone", "T5Encoder")
+    done = run("encode", data / "texts.txt", "--model", alone, *output)
+    assert done.exit_code == 0, done.output
+
+
 def test_train_pairs(data: Path, tmp_path: Path) -> None:
     done = run("train-pairs", *START, *SCORED, "--train_file", "pairs.tsv", "--output_dir", tmp_path / "run")
     assert done.exit_code == 0, done.output
