@@ -48,8 +48,8 @@ def auxiliaries_table(results_dir: Path) -> tuple[str, list[str], list[list[str]
         f"Auxiliary networks trained alone for {steps} steps of 64 sentences at {rate:g}, on the vectors of the "
         f"unchanged encoder {record['backbone']}, stand-in Wikipedia corpus, seed {record['seed']}. Loss: nats a "
         f"scored token, mean of the last {STEPS} steps, and of the first 10; right: share of the tokens that are "
-        "found, the replaced and the kept ones, or of the masked tokens that are predicted; gap: the loss with another "
-        f"sentence's vector less that with its own, nats, mean of {STEPS} steps ± its standard error."
+        "found, the replaced and the kept ones, or of the masked tokens that are predicted; gap: the loss with "
+        f"another sentence's vector less that with its own, nats, mean of {STEPS} steps ± its standard error."
     )
     return caption, head, body
 
