@@ -16,7 +16,8 @@ the backbone's ``parameters`` if measured; ``speed``: see ``experiments.tables.r
 ``quickstart/STEP`` and ``quickstart/times`` (see ``experiments.quickstart``),
 ``frontdoor/beside``, ``frontdoor/methods``, ``frontdoor/field`` and ``frontdoor/averages`` for the front pages (see
 ``experiments.tables.frontdoor``), ``guide`` (see ``experiments.tables.guide``), ``audit/gradients`` (see
-``experiments.tables.audit``), ``backbone/starts`` (see ``experiments.tables.backbone``), ``evaluation/retrieval``,
+``experiments.tables.audit``), ``auxiliary-networks/alone`` (see ``experiments.tables.auxiliaries``),
+``backbone/starts`` (see ``experiments.tables.backbone``), ``evaluation/retrieval``,
 ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, ``uses`` (see
 ``experiments.score_uses``), ``domains/NAME`` (see ``experiments.run_domain``), or ``evaluation/TABLE`` for those that
 ``csekit eval`` wrote (see ``experiments.tables.scores``). An ablation table stands in the plan's ``tables``::
@@ -55,6 +56,7 @@ from typing import Any
 from csekit.evaluation.results import read_results
 from csekit.evaluation.sts_data import STS_TASKS
 from experiments.tables.audit import gradients_before_and_after
+from experiments.tables.auxiliaries import auxiliaries_table
 from experiments.tables.backbone import starts_table
 from experiments.tables.cells import number, spread
 from experiments.tables.costs import (
@@ -126,6 +128,7 @@ _BENCHMARKS = {
 }
 _FOLDERS = {
     "audit/gradients": gradients_before_and_after,
+    "auxiliary-networks/alone": auxiliaries_table,
     "backbone/starts": starts_table,
     "dev-precision": dev_precision_table,
     "half-states": half_states_table,

@@ -1,0 +1,64 @@
+"""The table of the plan ``auxiliary-networks``: whether an auxiliary network that trained alone needs the vector."""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PLAN = "auxiliary-networks"
+#: The last steps of the warm-up over which a value is averaged.
+STEPS = 100
+#: The trials of the plan, in the order of the table: whose network, and what is changed.
+ROWS = {
+    "rtd-alone/as-published": ("DiffCSE's discriminator", "30 % of the tokens drawn anew"),
+    "rtd-alone/masked-0.6": ("DiffCSE's discriminator", "60 %"),
+    "rtd-alone/masked-0.9": ("DiffCSE's discriminator", "90 %"),
+    "rtd-alone/two-layers": ("DiffCSE's discriminator", "30 %, two layers in place of six"),
+    "rtd-alone/pooled-0.6": ("DiffCSE's discriminator", "60 %, reads h in place of z"),
+    "mlm-alone/as-published": ("InfoCSE's head", "40 % of the tokens masked"),
+    "mlm-alone/masked-0.8": ("InfoCSE's head", "80 %"),
+}
+
+
+def auxiliaries_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
+    """Return caption, head and rows: one row for each network that was trained.
+
+    Raises:
+        FileNotFoundError: nothing has been measured yet.
+    """
+    found = {label: results_dir / PLAN / f"{label}.json" for label in ROWS}
+    records = {label: json.loads(path.read_text(encoding="utf-8")) for label, path in found.items() if path.is_file()}
+    if not records:
+        raise FileNotFoundError(f"{results_dir / PLAN}: no network has been trained alone")
+    head = ["network", "setting", "loss, first steps", "loss", "right", "gap", "gap / loss"]
+    body = []
+    for label, record in records.items():
+        name, log = record["config"]["objectives"][0]["name"], record["objective_warmup"]["log"]
+        weight = record["config"]["objectives"][0]["weight"]
+        first, last = ([entry[f"loss/{name}"] / weight for entry in part] for part in (log[:10], log[-STEPS:]))
+        loss, gap = statistics.fmean(last), [entry[f"metrics/{name}_gap"] for entry in log[-STEPS:]]
+        cells = [*ROWS[label], f"{statistics.fmean(first):.3f}", f"{loss:.3f}", _right(name, log[-STEPS:])]
+        cells += [f"{statistics.fmean(gap):.4f} ± {_error(gap):.4f}", f"{100 * statistics.fmean(gap) / loss:.1f} %"]
+        body.append(cells)
+    record = next(iter(records.values()))
+    steps, rate = record["objective_warmup"]["steps"], record["objective_warmup"]["learning_rate"]
+    caption = (
+        f"Auxiliary networks trained alone for {steps} steps of 64 sentences at {rate:g}, on the vectors of the "
+        f"unchanged encoder {record['backbone']}, stand-in Wikipedia corpus, seed {record['seed']}. Loss: nats a "
+        f"scored token, mean of the last {STEPS} steps, and of the first 10; right: share of the tokens that are "
+        "found, the replaced and the kept ones, or of the masked tokens that are predicted; gap: the loss with "
+        f"another sentence's vector less that with its own, nats, mean of {STEPS} steps ± its standard error."
+    )
+    return caption, head, body
+
+
+def _right(name: str, log: Sequence[Mapping[str, Any]]) -> str:
+    kinds = [key for key in log[0] if key.startswith(f"metrics/{name}_accuracy")]
+    shares = {key: statistics.fmean(entry[key] for entry in log) for key in sorted(kinds, reverse=True)}
+    return ", ".join(f"{100 * share:.0f} %" for share in shares.values())
+
+
+def _error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values))
