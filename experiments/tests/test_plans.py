@@ -320,8 +320,8 @@ def test_a_dry_run_prints_every_command_of_a_plan(
     for name, value in names.items():
         monkeypatch.setenv(name, value)
     assert main([str(path), "--output_dir", str(tmp_path), "--results_dir", str(tmp_path), "--dry_run"]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    commands = {line.split()[1].rstrip(":"): after for line, after in pairwise(printed) if line.startswith("# ")}
+    printed = re.split(r"(?m)^# (\S+): .*\n", capsys.readouterr().out)[1:]  # a command may have several lines
+    commands = {label: command.removesuffix("\n") for label, command in zip(printed[::2], printed[1::2], strict=True)}
     plan = Plan.read(path, names)
     wanted = own_trials(plan)
     assert list(commands) == [trial.label for trial in wanted]
