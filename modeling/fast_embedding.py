@@ -158,7 +158,7 @@ def clip_gradients(
     dense = [p for p in given if p not in sparse]
     norm = nn.utils.get_total_norm([*(p.grad for p in dense if p.grad is not None), *sparse.values()])
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    if norm.device.type == "cpu" and factor.item() == 1.0:  # a product with 1 changes nothing
+    if norm.device.type == "cpu" and bool(factor == 1):  # a product with 1 changes nothing; a CPU waits for no device
         return norm
     nn.utils.clip_grads_with_norm_(dense, max_norm, norm)
     for parameter, rows in sparse.items():
