@@ -16,6 +16,7 @@ its children. Memory is resident memory, sampled five times a second, and on a G
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -64,13 +65,18 @@ def words(side: str, args: argparse.Namespace, output: Path) -> list[str]:
 
 
 def widened(args: argparse.Namespace, folder: Path) -> argparse.Namespace:
-    """Return the arguments with a copy of the encoder in ``folder`` whose vocabulary has ``--vocabulary`` rows."""
+    """Return the arguments with a copy of the encoder in ``folder`` whose vocabulary has ``--vocabulary`` words."""
     model = AutoModelForMaskedLM.from_pretrained(args.model_name_or_path)
-    if args.vocabulary < model.config.vocab_size:
-        raise SystemExit(f"error: --vocabulary must be at least {model.config.vocab_size}, got {args.vocabulary}")
+    size = model.config.vocab_size
+    if args.vocabulary < size:
+        raise SystemExit(f"error: --vocabulary must be at least {size}, got {args.vocabulary}")
     model.resize_token_embeddings(args.vocabulary, mean_resizing=False)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(args.model_name_or_path).save_pretrained(folder)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["model"]["vocab"] |= {f"[further word {row}]": row for row in range(size, args.vocabulary)}
+    path.write_text(json.dumps(content), encoding="utf-8")
     return argparse.Namespace(**{**vars(args), "model_name_or_path": str(folder)})
 
 

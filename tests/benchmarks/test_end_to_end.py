@@ -63,7 +63,9 @@ def test_rows_that_no_text_reads(end_to_end: ModuleType, masked_lm: Path, tmp_pa
     given = Namespace(model_name_or_path=str(masked_lm), vocabulary=500, rounds=1)
     folder = Path(end_to_end.widened(given, tmp_path / "wide").model_name_or_path)
     assert len(AutoModel.from_pretrained(folder).get_input_embeddings().weight) == 500
-    assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(masked_lm).get_vocab()
+    wide, own = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(masked_lm)
+    assert len(wide) == 500 and wide.get_vocab().items() > own.get_vocab().items()
+    assert wide("a man plays the guitar")["input_ids"] == own("a man plays the guitar")["input_ids"]
     given.vocabulary = 2
     with pytest.raises(SystemExit, match=r"error: --vocabulary must be at least \d+, got 2"):
         end_to_end.widened(given, tmp_path / "narrow")
