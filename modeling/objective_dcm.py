@@ -29,13 +29,11 @@ class DimensionContrastConfig(ObjectiveConfig):
     """Settings of :class:`DimensionContrast`.
 
     Arguments:
-        weight: μ of Eq. 10. With ``released`` the paper's repository has 0.2; Appendix A has 0.8, for a sum whose form
-            it leaves open.
+        weight: μ of Eq. 10. The paper's repository has 0.2; Appendix A has 0.8, and does not say for which form.
         reduction: ``released`` has the weights of the paper's repository, 2 for the same dimensions and 0.05 for
-            different ones; with the default weight it is the form that raises the score (docs/ablations.md).
-            ``sum`` is Eq. 4 exactly. With B rows its minimum, H − (B − 1), has correlations of (B − 1)/H between the
-            two views of a dimension: a third at B = 256, H = 768. ``balanced`` takes means over the same and over
-            different dimensions instead.
+            different ones. ``sum`` is Eq. 4 exactly. With B rows its minimum, H − (B − 1), has correlations of
+            (B − 1)/H between the two views of a dimension: a third at B = 256, H = 768. ``balanced`` takes means
+            over the same and over different dimensions.
         representation: ``h`` (the pooled state, as in Eqs. 2 and 3) or ``z`` (projected).
 
     Raises:
