@@ -58,6 +58,13 @@ def host_waits() -> Any:
 BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
+@pytest.fixture
+def bf16_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in bfloat16 where it is asked for, on any processor."""
+    for module in ("csekit.trainers.arguments", "csekit.encoding.fast_cpu"):
+        monkeypatch.setattr(f"{module}.computes_bf16", lambda device: True)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless Chromium: the one that CSEKIT_CHROMIUM names, the system's, or playwright's own."""

@@ -6,16 +6,17 @@
 Both sides train SimCSE from the same weights on the same sentences, evaluate the dev pairs at the same steps, keep the
 best checkpoint and write the encoder (`st_training.py` is sentence-transformers' script). With `--task mlm` both sides
 continue the masked LM over blocks of tokens, and `--dev_file` has held-out sentences, one a line (`mlm_training.py` is
-Transformers' script). `--also_with NAME=VALUE` runs
-csekit a second time in each round, with that environment variable. They take turns for `--rounds`
-rounds; ratios are medians within the rounds. Wall time goes from the start of the process to its end, so imports and
-reading count. CPU time is that of the process and its children. Memory is resident memory, sampled five times a
-second, and on a GPU the peak of torch's allocator (`peak_memory.py`). Growth is that of resident memory: the median of
-the last quarter of a run over that of the second. `python -m experiments.tables` makes a table of each file
-`benchmarks/runs-NAME.json`.
+Transformers' script). `--also_with NAME=VALUE` runs csekit a second time in each round, with that environment
+variable. `--vocabulary 250002` adds rows to the word embeddings that no text reads, as a multilingual encoder has them
+(XLM-R) for a corpus of one language. They take turns for `--rounds` rounds; ratios are medians within the rounds. Wall
+time goes from the start of the process to its end, so imports and reading count. CPU time is that of the process and
+its children. Memory is resident memory, sampled five times a second, and on a GPU the peak of torch's allocator
+(`peak_memory.py`). Growth is that of resident memory: the median of the last quarter of a run over that of the second.
+`python -m experiments.tables` makes a table of each file `benchmarks/runs-NAME.json`.
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from csekit.encoding.provenance import checksum, environment
 from csekit.evaluation.results import write_results
@@ -60,6 +62,22 @@ def words(side: str, args: argparse.Namespace, output: Path) -> list[str]:
     own = ["--method", "simcse", "--projector", "none", "--dev_file", args.dev_file]
     own += ["--max_seq_length", str(args.max_seq_length)]
     return [sys.executable, "-m", "csekit", "train", *common, *own]
+
+
+def widened(args: argparse.Namespace, folder: Path) -> argparse.Namespace:
+    """Return the arguments with a copy of the encoder in ``folder`` whose vocabulary has ``--vocabulary`` words."""
+    model = AutoModelForMaskedLM.from_pretrained(args.model_name_or_path)
+    size = model.config.vocab_size
+    if args.vocabulary < size:
+        raise SystemExit(f"error: --vocabulary must be at least {size}, got {args.vocabulary}")
+    model.resize_token_embeddings(args.vocabulary, mean_resizing=False)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(args.model_name_or_path).save_pretrained(folder)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["model"]["vocab"] |= {f"[further word {row}]": row for row in range(size, args.vocabulary)}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return argparse.Namespace(**{**vars(args), "model_name_or_path": str(folder)})
 
 
 def run(command: list[str], log: Path, threads: int, more: str = "", gpu: bool = False) -> dict[str, Any]:
@@ -144,6 +162,7 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
         ("batch_size", 64, "sentences a step, or blocks"),
         ("max_seq_length", 32, "tokens of a sentence, or of a block"),
         ("threads", os.cpu_count() or 1, "CPU threads of each side"),
+        ("vocabulary", 0, "rows of the word embeddings; 0: the encoder's"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=text)
     parser.add_argument("--also_with", nargs="+", default=[], metavar="NAME=VALUE", help="environment of further runs")
@@ -166,9 +185,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         for number in range(args.rounds):
             with tempfile.TemporaryDirectory() as folder:
-                found = {}
+                given, found = widened(args, Path(folder) / "encoder") if args.vocabulary else args, {}
                 for place, side in enumerate(sides(args)):
-                    command = words(side, args, Path(folder) / str(place))
+                    command = words(side, given, Path(folder) / str(place))
                     more, gpu = side.partition(", ")[2], args.device == "cuda"
                     found[side] = run(command, Path(folder) / f"{place}.log", args.threads, more, gpu)
             rounds.append(found)

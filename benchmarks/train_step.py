@@ -49,8 +49,9 @@ from csekit.encoding.provenance import environment
 from csekit.encoding.text_files import ROWS
 from csekit.evaluation.results import write_results
 from csekit.modeling import METHODS
+from csekit.modeling.fast_adamw import RowSteps
 from csekit.modeling.fast_compile import begin_step, compile_layers
-from csekit.modeling.fast_embedding import clip_gradients, keep_gradients
+from csekit.modeling.fast_embedding import clip_gradients, use_row_gradients
 from csekit.modeling.fast_memory import freed_memory_kept
 from csekit.trainers import CSECollator, load_corpus
 from csekit.trainers.data.augmentation import make_augmentation
@@ -112,7 +113,8 @@ def csekit_step(
     if compiled is not None:
         compile_layers(model, **compiled)
     optimizer = torch.optim.AdamW([p for group in clipped.values() for p in group], lr=LEARNING_RATE, fused=True)
-    kept = keep_gradients(model)
+    if use_row_gradients(model):
+        RowSteps(optimizer)
     until_exit = ExitStack()
     until_exit.enter_context(freed_memory_kept())
     atexit.register(until_exit.close)
@@ -126,7 +128,7 @@ def csekit_step(
             loss = network(**batch).loss
         loss.backward()
         for group in clipped.values():
-            clip_gradients(group, MAX_GRAD_NORM, kept)
+            clip_gradients(group, MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import GELUActivation
 
+from csekit.modeling.fast_half import computes_bf16, tell_float32
 from csekit.modeling.fast_packing import FILLED, filled_attention
 
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -42,6 +43,7 @@ def fast_inference(model: nn.Module, precision: str = "fp32") -> Iterator[None]:
     Arguments:
         precision: 'fp32' gives the model's own values up to rounding. 'bf16' computes products and attention in
             bfloat16 (autocast), norms and sums in float32; on CPU the states between the layers have 16 bits as well.
+            A CPU without bfloat16 products computes as for 'fp32', with a warning.
             'int8', on CPU only, computes the product of every linear layer in 8 bits and the rest in float32.
 
     Raises:
@@ -50,6 +52,9 @@ def fast_inference(model: nn.Module, precision: str = "fp32") -> Iterator[None]:
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     check_precision(precision, device)
+    if precision == "bf16" and not computes_bf16(device):
+        tell_float32("precision bf16")
+        precision = "fp32"
     with ExitStack() as stack:
         if device.type == "cpu":
             for module, forward in _replacements(model, precision):

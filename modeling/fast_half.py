@@ -3,10 +3,15 @@
 Autocast computes linear maps in 16 bits. The embeddings stay in float32 there, and a residual connection gives the
 wider type of its two sides. So each norm of a layer keeps a state in float32 for the backward pass, and each linear
 map keeps a 16-bit copy of its input. From 16-bit embeddings on, norms keep half as much, and linear maps share inputs.
+
+On a processor without bfloat16 products, torch multiplies such matrices by loops of its own that take many times as
+long as a float32 product. There float32 takes bfloat16's place.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +20,24 @@ from transformers import PreTrainedModel
 
 from .backbone import layer_list
 from .fast_switch import fast
+
+logger = logging.getLogger(__name__)
+
+
+def computes_bf16(device: torch.device | str) -> bool:
+    """Return False if the device is a CPU whose libraries do not multiply bfloat16 matrices: one without AVX-512, or
+    without bfloat16 instructions on Arm. Returns True if the fast paths are off: torch computes as told."""
+    if torch.device(device).type != "cpu" or not fast():
+        return True
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
+
+
+@cache
+def tell_float32(setting: str) -> None:
+    """Warn, once a process and setting, that float32 takes the place of bfloat16."""
+    kind = torch.backends.cpu.get_cpu_capability()
+    logger.warning("%s: this processor (%s) has no bfloat16 products, so float32 takes their place", setting, kind)
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from .objectives import Encode, Objective, Views
 from .settings import ObjectiveConfig, check_choice
 
 _REDUCTIONS = {
-    "balanced": dimension_contrast_balanced,
-    "sum": dimension_contrast_sum,
     "released": dimension_contrast_released,
+    "sum": dimension_contrast_sum,
+    "balanced": dimension_contrast_balanced,
 }
 REPRESENTATIONS = ("h", "z")
 
@@ -29,11 +29,11 @@ class DimensionContrastConfig(ObjectiveConfig):
     """Settings of :class:`DimensionContrast`.
 
     Arguments:
-        weight: μ of Eq. 10 (Appendix A).
-        reduction: ``sum`` is Eq. 4 exactly. With B rows its minimum, H − (B − 1), has correlations of (B − 1)/H
-            between the two views of a dimension: a third at B = 256, H = 768. ``balanced`` takes means over the same
-            and over different dimensions instead. ``released`` is ``sum`` with the weights of the paper's repository,
-            2 for the same dimensions and 0.05 for different ones.
+        weight: μ of Eq. 10. The paper's repository has 0.2; Appendix A has 0.8, and does not say for which form.
+        reduction: ``released`` has the weights of the paper's repository, 2 for the same dimensions and 0.05 for
+            different ones. ``sum`` is Eq. 4 exactly. With B rows its minimum, H − (B − 1), has correlations of
+            (B − 1)/H between the two views of a dimension: a third at B = 256, H = 768. ``balanced`` takes means
+            over the same and over different dimensions.
         representation: ``h`` (the pooled state, as in Eqs. 2 and 3) or ``z`` (projected).
 
     Raises:
@@ -41,8 +41,8 @@ class DimensionContrastConfig(ObjectiveConfig):
     """
 
     name: ClassVar[str] = "dcm"
-    weight: float = 0.8
-    reduction: str = "balanced"
+    weight: float = 0.2
+    reduction: str = "released"
     representation: str = "h"
 
     def __post_init__(self) -> None:
@@ -54,9 +54,9 @@ class DimensionContrastConfig(ObjectiveConfig):
 class DimensionContrast(Objective):
     """μ·L_DCM: a dimension correlates with itself over the two views, and with no other one (Eqs. 3, 4 and 10)
 
-    balanced: L = L_NCE + μ·L_DCM,  L_DCM = (1/H) Σ_i (C_ii − 1)² + (1/(H² − H)) Σ_{i≠j} C_ij²
-    sum:      L = L_NCE + μ·L_DCM,  L_DCM = Σ_ij (C_ij − δ_ij)²
     released: L = L_NCE + μ·L_DCM,  L_DCM = 2 Σ_i (C_ii − 1)² + 0.05 Σ_{i≠j} C_ij²
+    sum:      L = L_NCE + μ·L_DCM,  L_DCM = Σ_ij (C_ij − δ_ij)²
+    balanced: L = L_NCE + μ·L_DCM,  L_DCM = (1/H) Σ_i (C_ii − 1)² + (1/(H² − H)) Σ_{i≠j} C_ij²
 
     C_ij = corr(column i of H, column j of H⁺), over the rows of all processes
 

@@ -15,6 +15,7 @@ from transformers.trainer_utils import SchedulerType
 
 from csekit.encoding.json_files import parse_json, read_json
 from csekit.modeling.fast_compile import GRAPH_MODES
+from csekit.modeling.fast_half import computes_bf16, tell_float32
 from csekit.modeling.settings import check_number, check_type
 from csekit.trainers.data.augmentation import make_augmentation
 from csekit.trainers.progress import LOG_FORMATS
@@ -70,6 +71,9 @@ class RunTrainingArguments(TrainingArguments):
     - ``remove_unused_columns`` is off: the collator reads the rows unchanged. ``ddp_find_unused_parameters`` is off:
       every parameter is used. Batches are not dispatched: the positions of masked tokens cannot be sliced over
       processes. ``use_cpu`` is on if there is no accelerator: bf16 on CPU needs it.
+
+    ``bf16`` and ``bf16_full_eval`` become False on a CPU that has no bfloat16 products, with a warning: torch would
+    take many times as long as for float32.
     """
 
     output_dir: str = field(default="runs/csekit", metadata={"help": "The run's folder."})
@@ -112,6 +116,10 @@ class RunTrainingArguments(TrainingArguments):
             raise ValueError(f"log_format must be one of {', '.join(map(repr, LOG_FORMATS))}, got {self.log_format!r}")
         _check_numbers(self)
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
+        asked = [name for name in ("bf16", "bf16_full_eval") if getattr(self, name)]
+        if asked and self.use_cpu and not computes_bf16("cpu"):
+            tell_float32(asked[0])
+            self.bf16 = self.bf16_full_eval = False  # type: ignore[assignment]
         _check_mappings(self)
         for old, new in _RENAMED.items():
             if hasattr(self, new) and getattr(self, new) is None:  # a version that has both names

@@ -27,11 +27,11 @@ from csekit.encoding.workers import end_with_parent
 from csekit.modeling.distributed import world_size
 from csekit.modeling.drafts import DiskFullError, full_disk_told, whole_files
 from csekit.modeling.export import MODEL_FILES
-from csekit.modeling.fast_embedding import KeptGradient, clip_gradients, forget_gradients, keep_gradients
+from csekit.modeling.fast_embedding import clip_gradients, use_plain_gradients, use_row_gradients
 from csekit.modeling.fast_memory import freed_memory_kept
 from csekit.modeling.quiet import quiet_weights
 from csekit.trainers.arguments import RunTrainingArguments, follows_score
-from csekit.trainers.callbacks import Report, Resume, StopOnTerminate
+from csekit.trainers.callbacks import Report, Resume, RowStepsCallback, StopOnTerminate
 from csekit.trainers.checkpoints import (
     MANIFEST,
     STATE,
@@ -80,7 +80,7 @@ class TermsTrainer(Trainer):
         self._window: list[Tensor] = []
         self._origins: list[tuple[int, Tensor | None]] = []  # step and rows of the corpus
         self._names: list[str] = []
-        self._kept_gradients: dict[nn.Parameter, KeptGradient] = {}
+        self._row_gradients = False
         self._settings = RunSettings({})
         self.stop_on_terminate = StopOnTerminate()
         self._resume = Resume()
@@ -135,30 +135,51 @@ class TermsTrainer(Trainer):
             if self.args.process_index == 0:
                 self._settings.write(Path(self.training_dir))
             try:
-                if self._leaves_gradients():
-                    self._kept_gradients = keep_gradients(source)
-                with freed_memory_kept():
+                self._row_gradients = self._leaves_gradients() and use_row_gradients(source)
+                with freed_memory_kept(), self._row_steps():
                     return super().train(resume_from_checkpoint=checkpoint, **kwargs)
             finally:
-                forget_gradients(source)
-                self._kept_gradients = {}
+                use_plain_gradients(source)
+                self._row_gradients = False
                 self.stop_on_terminate.restore()
 
     def _leaves_gradients(self) -> bool:
-        """Return True if nothing changes the gradients of a step on CPU: one process, and torch's own AdamW."""
+        """Return True if nothing but torch's own AdamW reads the gradients of a step: on CPU, in one process, without
+        a callback that comes between the backward pass and the step."""
         adamw = self.args.optim in (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
         chosen = self.optimizer is None and self.optimizer_cls_and_kwargs is None and adamw
-        return chosen and self.accelerator.distributed_type == DistributedType.NO and self.args.device.type == "cpu"
+        between = [
+            callback
+            for callback in self.callback_handler.callbacks
+            if type(callback).on_pre_optimizer_step is not TrainerCallback.on_pre_optimizer_step
+            or type(callback).on_optimizer_step is not TrainerCallback.on_optimizer_step
+        ]
+        alone = self.accelerator.distributed_type == DistributedType.NO and self.args.device.type == "cpu"
+        return chosen and alone and not between
+
+    @contextmanager
+    def _row_steps(self) -> Iterator[None]:
+        """Inside the context, let the optimiser take sparse gradients, if embeddings have them."""
+        if not self._row_gradients:
+            yield
+            return
+        callback = RowStepsCallback()
+        self.add_callback(callback)
+        try:
+            yield
+        finally:
+            self.remove_callback(callback)
+            callback.remove()
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
-        if not self._kept_gradients:
+        if not self._row_gradients:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
         return self.clip(list(model.parameters()))
 
     def clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Clip the common norm of these gradients to ``max_grad_norm``. Return the norm before, a scalar."""
-        return clip_gradients(parameters, self.args.max_grad_norm, self._kept_gradients)
+        return clip_gradients(parameters, self.args.max_grad_norm)
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the run's folder inside the context, on the main process. Raises FolderInUseError."""

@@ -14,6 +14,7 @@ from csekit.evaluation.geometry_scores import positive_pairs, space_scores
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.sts import EmbeddedPairs
 from csekit.modeling.distributed import world_size
+from csekit.modeling.fast_adamw import RowSteps
 from csekit.trainers.checkpoints import as_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,23 @@ class Report(TrainerCallback):
         control.should_log |= control.should_save
         if state.global_step == self._started:  # a finished run that was resumed: nothing new
             control.should_save = control.should_log = control.should_evaluate = False
+
+
+class RowStepsCallback(TrainerCallback):
+    """Let the optimiser of a training take sparse gradients, until it is removed."""
+
+    def __init__(self) -> None:
+        self.steps: RowSteps | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        optimizer = kwargs["optimizer"]
+        self.steps = RowSteps(getattr(optimizer, "optimizer", optimizer))  # without accelerate's wrapper
+
+    def remove(self) -> None:
+        if self.steps is not None:
+            self.steps.remove()
 
 
 class Resume(TrainerCallback):

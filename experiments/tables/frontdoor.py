@@ -19,6 +19,9 @@ _PRESETS = "examples/configs"
 _FIELD, _FIELD_COSTS = "field", "costs/field-minilm-wiki-cpu-bf16.json"
 _SPACE = "\N{NO-BREAK SPACE}"  # keeps a number and its sign on one line
 
+#: Rows of the plan ``field`` whose step is that of another row: the same networks, and another sum over dimensions.
+SAME_STEP = {"msse-released": "msse"}
+
 #: Row of the costs file, then method, paper, what it adds, class and preset.
 METHODS = {
     "simcse-tanh": (
@@ -202,7 +205,8 @@ def field_table(results_dir: Path) -> Table:
         cells += [spread_of(margin, "+"), p_value_of(summary, name, summary["baseline"])] if margin else ["", ""]
         cells.append("" if paper is None else f"{paper:+.2f}")
         cells += [str(len(trained[name])) if name in trained else ""] if uneven else []
-        cells += [f"{costs[name]['time_ratio']:.1f}{_SPACE}×" if name in costs else ""] if costs else []
+        step = costs.get(SAME_STEP.get(name, name), {}).get("time_ratio")
+        cells += [f"{step:.1f}{_SPACE}×" if step else ""] if costs else []
         body.append(cells)
     backbone = " and ".join(sorted({part for name in trained for part in experiments[name]["backbone"]}))
     of_rows = "mean ± standard deviation over the seeds" + (" of a row, of" if uneven else "")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from csekit.evaluation.results import write_results
-from experiments.tables.frontdoor import METHODS
+from experiments.tables.frontdoor import METHODS, SAME_STEP
 from experiments.tables.guide import METHODS as GUIDE
 from experiments.tables.render import TableError, update
 
@@ -157,7 +157,7 @@ def test_the_guide_takes_each_margin_over_its_control(tmp_path: Path) -> None:
     summary = {"baseline": "simcse", "experiments": experiments, "margins": margins}
     (tmp_path / "field").mkdir()
     (tmp_path / "field" / "summary.json").write_text(json.dumps(summary))
-    costs = [step(name, 1.0, 1.5) for name in titles]
+    costs = [step(SAME_STEP.get(name, name), 1.0, 1.5) for name in titles]
     write_results(tmp_path / "costs/field-minilm-wiki-cpu-bf16.json", {"methods": costs})
     marker = "<!-- table:guide -->\n<!-- end table -->\n"
     body = {row[0]: row[1:] for row in rows(update(marker, tmp_path))[2:]}
@@ -172,6 +172,7 @@ def test_the_guide_takes_each_margin_over_its_control(tmp_path: Path) -> None:
     ]
     assert body["[ArcCSE](#arccse)"][4] == "title of simcse" and body["[ArcCSE](#arccse)"][7] == "+1.86"
     assert body["SimCSE"][3:8] == ["", "", "", "", ""]
+    assert body["[MSSE](#msse-the-paper-and-its-repository)"][2] == "1.5 ×"
     del found["tsdae"]
     (tmp_path / "field" / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(TableError, match="field must have a row 'tsdae'"):

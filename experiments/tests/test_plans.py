@@ -74,6 +74,7 @@ def typed(value: Any, kind: type) -> Any:
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+@pytest.mark.usefixtures("bf16_computed")
 def test_every_trial_is_one_that_the_scripts_can_run(path: Path, environment: dict[str, str]) -> None:
     known: set[Any] = set()
     for trial in own_trials(Plan.read(path, environment)):
@@ -90,7 +91,8 @@ def test_every_trial_is_one_that_the_scripts_can_run(path: Path, environment: di
             run, args, _ = parse_run_arguments(words[1:])
             run.check()
             assert args.seed == int(str(given["seed"]))
-            assert args.bf16 or path.stem in ("msse-reading", "informin-masked", "field")  # which compare in float32
+            stated = str(given.get("bf16")) == "False" or path.stem in ("msse-reading", "informin-masked")
+            assert args.bf16 or stated  # these compare in float32
             known.add(kind)
         fields = method_fields(method, list(objectives) if objectives else None)
         fields.pop("teachers", None)  # the run's option of this name, folders, is what a plan gives
@@ -143,7 +145,7 @@ def test_ablations_differ_from_the_reference_in_what_they_name(path: Path, envir
 
 def test_few_shot_runs_are_equal_but_for_method_and_share(environment: dict[str, str]) -> None:
     plan = Plan.read(CONFIGS / "few-shot.yaml", environment)
-    own = {"method", "pooling", "projector", "train_fraction"}
+    own = {"method", "pooling", "projector", "dcm_reduction", "dcm_weight", "train_fraction"}
     shared = [
         [{key: value for key, value in trial.arguments.items() if key not in own} for trial in each.first_trials()]
         for each in plan.experiments.values()
@@ -169,6 +171,7 @@ def test_each_combination_stands_beside_its_parts(environment: dict[str, str]) -
         used = [parts[name] for name, names in weights.items() if names <= own]
         assert len(used) == len(own) >= 2  # every part was measured alone
         joined = {key: value for given in used for key, value in given.items()}
+        assert ("dcm_reduction" in joined) == ("dcm_weight" in own)
         assert joined == trial.arguments  # with the same weight, on the same terms
         assert trial.kind == "grid" and trial.arguments["do_predict"] == "False"
     finals = search.final_trials(search.points()["dcm-rtd"])
@@ -176,7 +179,7 @@ def test_each_combination_stands_beside_its_parts(environment: dict[str, str]) -
     for final, base in zip(finals, plan.experiments["simcse"].first_trials(), strict=True):
         assert final.arguments["do_predict"] == base.arguments["do_predict"] == "True"
         differ = {key for key in final.arguments if final.arguments[key] != base.arguments.get(key)}
-        assert differ == {"method", "dcm_weight", "rtd_weight"}
+        assert differ == {"method", "dcm_reduction", "dcm_weight", "rtd_weight"}
 
 
 #: What the papers' plans take from the environment. The files need not be there.

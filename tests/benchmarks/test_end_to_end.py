@@ -3,11 +3,13 @@
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from transformers import AutoModel, AutoTokenizer
 
 from csekit.evaluation.results import read_results
 from experiments.tables.costs import end_to_end_table
@@ -55,6 +57,29 @@ def test_the_masked_lm_beside_transformers(end_to_end: ModuleType, argv: list[st
     caption, _, body = end_to_end_table(results)
     assert caption.startswith("Continuing the masked LM from") and "2 blocks of 8 tokens" in caption
     assert len(body) == 2
+
+
+def test_rows_that_no_text_reads(end_to_end: ModuleType, masked_lm: Path, tmp_path: Path) -> None:
+    given = Namespace(model_name_or_path=str(masked_lm), vocabulary=500, rounds=1)
+    folder = Path(end_to_end.widened(given, tmp_path / "wide").model_name_or_path)
+    assert len(AutoModel.from_pretrained(folder).get_input_embeddings().weight) == 500
+    wide, own = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(masked_lm)
+    assert len(wide) == 500 and wide.get_vocab().items() > own.get_vocab().items()
+    assert wide("a man plays the guitar")["input_ids"] == own("a man plays the guitar")["input_ids"]
+    given.vocabulary = 2
+    with pytest.raises(SystemExit, match=r"error: --vocabulary must be at least \d+, got 2"):
+        end_to_end.widened(given, tmp_path / "narrow")
+    run = {"device": "cpu", "max_steps": 2, "batch_size": 4, "max_seq_length": 16, "train_file": "a", "dev_file": "b"}
+    run |= {
+        "eval_steps": 1,
+        "model_name_or_path": "c",
+        "precision": "fp32",
+        "rounds": 1,
+        "threads": 1,
+        "vocabulary": 500,
+    }
+    caption, _, _ = end_to_end_table({"run": run, "rows": [], "environment": {"device": "x"}})
+    assert "backbone c with 500 rows of word embeddings" in caption
 
 
 def test_a_run_is_measured_with_its_children(end_to_end: ModuleType, tmp_path: Path) -> None:

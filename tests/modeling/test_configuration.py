@@ -66,11 +66,11 @@ def test_defaults_are_the_papers():
     )
 
 
-def test_defaults_of_msse_are_the_paper_s():
+def test_defaults_of_msse_are_the_paper_s_and_its_dimension_loss_that_of_the_repository():
     config = MSSEConfig()
     assert (config.pooling, config.projector, config.temperature) == ("mask", "linear", 0.05)
     assert config.prompt_template == '"{sentence}" means {mask}.'
-    dcm = DimensionContrastConfig(weight=0.8, reduction="balanced", representation="h")
+    dcm = DimensionContrastConfig(weight=0.2, reduction="released", representation="h")
     assert config.objectives == [dcm, InformationCompensationConfig()]
     assert (config.icm_weight, config.icm_decoder, config.icm_target, config.icm_representation) == (
         *(0.2, "causal"),
@@ -166,7 +166,7 @@ def test_objectives_as_configs_or_dicts(given):
         ({"mlm_probability": 0.3}, r"'mlm_probability' must be a field of exactly one .*\['reconstruction'\]"),
         (
             {"dcm_weight": 1.0, "reduction": "mean"},
-            r"dcm_reduction must be one of 'balanced', 'sum', 'released', got 'mean'",
+            r"dcm_reduction must be one of 'released', 'sum', 'balanced', got 'mean'",
         ),
         ({"dcm_weight": 1.0, "representation": "x"}, r"dcm_representation must be one of 'h', 'z', got 'x'"),
         ({"icm_weight": 1.0, "representation": "x"}, r"icm_representation must be one of 'h', 'z', got 'x'"),

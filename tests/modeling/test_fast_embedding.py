@@ -1,35 +1,40 @@
-"""The kept gradient of word embeddings: bit for bit that of ``nn.Embedding``, whatever else reads or changes it."""
+"""Sparse gradients of word embeddings: the steps, bit for bit, that AdamW takes with those of ``nn.Embedding``."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from csekit.modeling import fast_embedding
-from csekit.modeling.fast_embedding import KeptEmbedding, clip_gradients, forget_gradients, keep_gradients
+from csekit.modeling import fast_adamw, fast_embedding
+from csekit.modeling.fast_adamw import RowSteps, untouched_zeros
+from csekit.modeling.fast_embedding import RowEmbedding, clip_gradients, use_plain_gradients, use_row_gradients
 
-V, H = 50, 8
+V, H = 50, 16  # widths that fill the processor's lanes: only these have equal bits
 
 
 @pytest.fixture(autouse=True)
 def small_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count small matrices as large, and take a step in chunks of seven rows."""
     monkeypatch.setattr(fast_embedding, "_ELEMENTS", 1)
+    monkeypatch.setattr(fast_adamw, "_CHUNK", 7 * H)
 
 
 class Pair:
-    """Two equal embeddings, one of them with a kept gradient, that take the same steps."""
+    """Two equal embeddings, one of them with sparse gradients, that take the same steps."""
 
-    def __init__(self, padding: int | None = 0) -> None:
+    def __init__(self, padding: int | None = 0, width: int = H, kind: Any = torch.optim.AdamW, **options: Any) -> None:
         torch.manual_seed(1)
+        self.width = width
         self.fast: Any
         self.plain: Any
-        self.fast, self.plain = (nn.Sequential(nn.Embedding(V, H, padding_idx=padding)) for _ in range(2))
+        self.fast, self.plain = (nn.Sequential(nn.Embedding(V, width, padding_idx=padding)) for _ in range(2))
         self.plain.load_state_dict(self.fast.state_dict())
-        self.kept = keep_gradients(self.fast)
-        self.optimizers = [torch.optim.AdamW(each.parameters(), lr=0.1, fused=True) for each in self.both]
+        assert use_row_gradients(self.fast)
+        self.optimizers = [kind(each.parameters(), **{"lr": 0.1, "weight_decay": 0.0} | options) for each in self.both]
+        self.steps = RowSteps(self.optimizers[0])
 
     @property
     def both(self) -> tuple[Any, Any]:
@@ -41,45 +46,129 @@ class Pair:
         assert isinstance(found, Tensor)
         return found
 
-    def backward(self, function: Callable[[nn.Module, Tensor], Tensor] | None = None) -> None:
-        ids, factors = torch.randint(0, 12, (4, 6)), torch.randn(4, 6, H)
+    def backward(self, function: Callable[[nn.Module, Tensor], Tensor] | None = None, words: int = 12) -> None:
+        ids, factors = torch.randint(0, words, (4, 6)), torch.randn(4, 6, self.width)
         for each in self.both:
             output = each(ids) if function is None else function(each, ids)
             (output * factors).sum().backward()
 
     def same(self) -> bool:
-        return torch.equal(self.gradient, self.plain[0].weight.grad)
+        return torch.equal(self.gradient.to_dense(), self.plain[0].weight.grad)
 
-    def step(self, limit: float = 1.0) -> None:
+    def step(self, limit: float = 1e6) -> None:
+        """Clip and step. The weights and averages are equal bit for bit unless the gradients were scaled, by a norm
+        that is summed in another order."""
         norms = (
-            clip_gradients(self.fast.parameters(), limit, self.kept),
+            clip_gradients(self.fast.parameters(), limit),
             nn.utils.clip_grad_norm_(self.plain.parameters(), limit),
         )
         torch.testing.assert_close(*norms)
         for optimizer in self.optimizers:
             optimizer.step()
+        assert self.gradient is not None  # as after any other step
+        for optimizer in self.optimizers:
             optimizer.zero_grad()
-        torch.testing.assert_close(self.fast[0].weight, self.plain[0].weight)
+        weights = [each[0].weight for each in self.both]
+        states = [optimizer.state[weight] for optimizer, weight in zip(self.optimizers, weights, strict=True)]
+        assert states[0].keys() == states[1].keys()
+        exact = {} if norms[0] > limit or self.width % 16 else {"rtol": 0.0, "atol": 0.0}
+        torch.testing.assert_close(*weights, **exact)
+        for name, value in states[0].items():
+            torch.testing.assert_close(value, states[1][name], **exact)
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    found = Pair()
-    yield found
-    forget_gradients(found.fast)
+def pair() -> Pair:
+    return Pair()
 
 
 @pytest.mark.parametrize("padding", [None, 0, 3])
 @pytest.mark.parametrize("limit", [0.5, 1e6])
-def test_steps_are_those_of_an_embedding(padding: int | None, limit: float) -> None:
-    pair, places = Pair(padding), set()
-    for _ in range(5):
-        pair.backward()
-        assert pair.same()
-        assert pair.kept[pair.fast[0].weight].holds(pair.gradient)
-        places.add(pair.gradient.data_ptr())
+@pytest.mark.parametrize("scattered", [1, 8, 10**6], ids=["copies", "either", "blocks"])
+def test_steps_are_those_of_an_embedding(
+    monkeypatch: pytest.MonkeyPatch, padding: int | None, limit: float, scattered: int
+) -> None:
+    monkeypatch.setattr(fast_adamw, "_SCATTERED", scattered)
+    pair = Pair(padding)
+    for words in (12, 12, 2, V, 30):
+        pair.backward(words=words)
+        assert pair.gradient.is_sparse and pair.same()
         pair.step(limit)
-    assert len(places) == 1  # one matrix for all steps
+
+
+@pytest.mark.parametrize("width", [1, 5, 32, 33])
+@pytest.mark.parametrize(
+    "options", [{"fused": True}, {"foreach": False}, {"foreach": True}, {"betas": (0.5, 0.6)}], ids=str
+)
+def test_steps_of_each_form_of_adamw(width: int, options: dict[str, Any]) -> None:
+    pair = Pair(width=width, **options)
+    for _ in range(4):
+        pair.backward()
+        pair.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.AdamW, {"weight_decay": 0.1}),
+        (torch.optim.AdamW, {"amsgrad": True}),
+        (torch.optim.AdamW, {"maximize": True}),
+        (torch.optim.Adam, {}),
+        (torch.optim.SGD, {}),
+    ],
+)
+def test_other_optimisers_get_a_matrix(kind: Any, options: dict[str, Any]) -> None:
+    pair = Pair(kind=kind, **options)
+    for _ in range(3):
+        pair.backward()
+        pair.step()
+        assert pair.steps._alive == {}
+
+
+def test_only_rows_that_were_read_take_part(pair: Pair) -> None:
+    """The pages of the others' averages stay untouched, and their weights unchanged."""
+    weight = pair.fast[0].weight
+    before = weight.detach().clone()
+    for words in (3, 12):
+        pair.backward(words=words)
+        pair.step()
+        assert 1 < pair.steps._alive[weight].sum() <= words
+    assert torch.equal(weight[12:], before[12:])
+    assert not torch.equal(weight[1:3], before[1:3])
+
+
+def test_a_run_goes_on_from_a_checkpoint(pair: Pair) -> None:
+    """Of either optimiser, in the other: rows that were read before take part again."""
+    for _ in range(2):
+        pair.backward()
+        pair.step()
+    saved = [copy.deepcopy(optimizer.state_dict()) for optimizer in pair.optimizers]
+    pair.steps.remove()
+    pair.optimizers = [torch.optim.AdamW(each.parameters(), lr=0.1, weight_decay=0.0) for each in pair.both]
+    pair.steps = RowSteps(pair.optimizers[0])
+    for optimizer, state in zip(pair.optimizers, reversed(saved), strict=True):
+        optimizer.load_state_dict(state)
+    pair.backward(words=2)
+    pair.step()
+    assert pair.steps._alive[pair.fast[0].weight].sum() > 2
+
+
+def test_dense_gradients_between(pair: Pair) -> None:
+    """As of a step with a tied masked-LM head: afterwards every row has averages."""
+    for function in (None, lambda each, ids: each(ids) * each[0].weight.sum(), None):
+        pair.backward(function)
+        assert pair.gradient.is_sparse == (function is None)
+        pair.step()
+    assert pair.steps._alive[pair.fast[0].weight].all()
+
+
+def test_a_step_without_a_gradient(pair: Pair) -> None:
+    pair.backward()
+    pair.step()
+    for optimizer in pair.optimizers:
+        optimizer.step()
+    pair.backward()
+    pair.step()
 
 
 def test_gradients_below_the_limit_are_not_written(pair: Pair) -> None:
@@ -88,105 +177,87 @@ def test_gradients_below_the_limit_are_not_written(pair: Pair) -> None:
         pair.backward()
         further(torch.ones(3)).sum().backward()
         parameters = [*pair.fast.parameters(), *further.parameters()]
-        before = [int(p.grad._version) for p in parameters if p.grad is not None]
-        norm = clip_gradients(parameters, limit, pair.kept)
+        before = [p.grad.to_dense().clone() for p in parameters if p.grad is not None]
+        norm = clip_gradients(parameters, limit)
         assert (norm > limit) == writes
-        changed = [int(p.grad._version) > old for p, old in zip(parameters, before, strict=True) if p.grad is not None]
-        assert changed == [writes] * 3
+        after = [p.grad.to_dense() for p in parameters if p.grad is not None]
+        assert [not torch.equal(*both) for both in zip(before, after, strict=True)] == [writes] * 3
         for each in (*pair.both, further):
             each.zero_grad()
 
 
 def test_gradients_that_are_not_finite_are_told(pair: Pair) -> None:
     pair.backward()
-    with torch.no_grad():
-        pair.gradient[1, 1] = float("nan")
-    assert clip_gradients(pair.fast.parameters(), 1.0, pair.kept).isnan()
-    assert pair.gradient[pair.kept[pair.fast[0].weight].rows_R].isnan().all()
+    pair.gradient._values()[1, 1] = float("nan")
+    assert clip_gradients(pair.fast.parameters(), 1.0).isnan()
 
 
 def test_accumulated_gradients(pair: Pair) -> None:
-    """The next step does not start from what was added to the matrix."""
-    for _ in range(3):
-        pair.backward()
-        pair.backward()
-        assert pair.same()
-        pair.step()
-        pair.backward()
-        assert pair.same()
-        pair.step()
-
-
-def test_a_gradient_that_somebody_holds_stays_as_it_is(pair: Pair) -> None:
-    pair.backward()
-    held = pair.gradient.detach()
-    pair.step()
-    value = held.clone()  # clipped in place, as always
-    pair.backward()
-    assert pair.same() and torch.equal(held, value)
-    pair.step()
-    del held
-    pair.backward()
-    assert pair.same()
-    pair.step()
-
-
-def test_a_gradient_that_another_function_changes(pair: Pair) -> None:
-    """Clipping by torch, and noise on every row: the rows are no longer those of the step."""
-    for change in (lambda g: g.mul_(0.5), lambda g: g.add_(1.0)):
-        pair.backward()
-        for each in pair.both:
-            change(each[0].weight.grad)
-        assert not pair.kept[pair.fast[0].weight].holds(pair.gradient)
-        pair.step()
-        pair.backward()
-        assert pair.same()
+    for count in (2, 3, 1):
+        for _ in range(count):
+            pair.backward()
+        torch.testing.assert_close(pair.gradient.to_dense(), pair.plain[0].weight.grad)
+        pair.plain[0].weight.grad = pair.gradient.to_dense()  # sums of three have another order
         pair.step()
 
 
 def test_several_lookups_in_one_graph(pair: Pair) -> None:
-    for _ in range(3):
-        pair.backward(lambda each, ids: each(ids) + each(ids.flip(0)) * each[0].weight.sum())
-        torch.testing.assert_close(pair.gradient, pair.plain[0].weight.grad)
-        pair.step()
+    pair.backward(lambda each, ids: each(ids) + each(ids.flip(0)))
+    torch.testing.assert_close(pair.gradient.to_dense(), pair.plain[0].weight.grad)
+    assert pair.gradient.is_sparse
 
 
 def test_gradients_that_are_returned(pair: Pair) -> None:
     """Of ``torch.autograd.grad``, also those that are differentiated again."""
     ids = torch.randint(0, 12, (4, 6))
     found = [torch.autograd.grad(each(ids).pow(2).sum(), each[0].weight)[0] for each in pair.both]
-    other = torch.autograd.grad(pair.fast(ids).pow(3).sum(), pair.fast[0].weight)[0]
-    assert torch.equal(*found)
-    assert not torch.equal(other, found[0])
+    assert torch.equal(found[0].to_dense(), found[1])
     seconds = []
     for each in pair.both:
         (first,) = torch.autograd.grad(each(ids).pow(3).sum(), each[0].weight, create_graph=True)
         seconds.append(torch.autograd.grad(first.pow(2).sum(), each[0].weight)[0])
-    assert torch.equal(*seconds) and seconds[0].abs().sum() > 0
+    assert torch.equal(seconds[0].to_dense(), seconds[1]) and seconds[1].abs().sum() > 0
 
 
 def test_it_ends(pair: Pair) -> None:
     copied = copy.deepcopy(pair.fast)
-    assert type(pair.fast[0]) is KeptEmbedding
-    forget_gradients(pair.fast)
-    forget_gradients(copied)
+    assert type(pair.fast[0]) is RowEmbedding
     for each in (pair.fast, copied):
+        use_plain_gradients(each)
         assert type(each[0]) is nn.Embedding
-        assert not hasattr(each[0], "kept")
+    pair.steps.remove()
     pair.backward()
-    assert pair.same()
+    assert not pair.gradient.is_sparse and pair.same()
+    pair.step()
 
 
-def test_frozen_embeddings_and_other_kinds_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    model: Any = nn.Sequential(
-        nn.Embedding(V, H).requires_grad_(False), nn.Embedding(V, H, sparse=True), nn.Linear(H, H)
+def test_other_embeddings_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen, sparse, hooked, half = (
+        nn.Embedding(V, H),
+        nn.Embedding(V, H, sparse=True),
+        nn.Embedding(V, H),
+        nn.Embedding(V, H),
     )
-    keep_gradients(model)
-    assert not model[0](torch.tensor([1])).requires_grad
-    model[1](torch.tensor([1])).sum().backward()
-    assert model[1].weight.grad.is_sparse
+    frozen.requires_grad_(False)
+    hooked.weight.register_hook(lambda gradient: gradient * 2)
+    half.to(torch.bfloat16)
+    assert use_row_gradients(nn.Sequential(frozen, sparse))
+    assert not frozen(torch.tensor([1])).requires_grad
+    sparse(torch.tensor([1])).sum().backward()
+    assert sparse.weight.grad is not None and sparse.weight.grad.is_sparse
+    assert not use_row_gradients(nn.Sequential(hooked, half, nn.Linear(H, H)))
     monkeypatch.setenv("CSEKIT_FAST", "0")
-    assert keep_gradients(nn.Sequential(nn.Embedding(V, H))) == {}
+    assert not use_row_gradients(nn.Sequential(nn.Embedding(V, H)))
     monkeypatch.delenv("CSEKIT_FAST")
     monkeypatch.setattr(fast_embedding, "_ELEMENTS", V * H + 1)
-    assert keep_gradients(nn.Sequential(nn.Embedding(V, H))) == {}
+    assert not use_row_gradients(nn.Sequential(nn.Embedding(V, H)))
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (5000, 8), (0, 4)])
+def test_untouched_zeros_are_zeros(shape: tuple[int, int]) -> None:
+    like = torch.ones(shape)
+    found = untouched_zeros(like)
+    assert torch.equal(found, torch.zeros(shape)) and found.dtype == like.dtype
+    found += 1
+    assert torch.equal(found, like)
+    assert torch.equal(copy.deepcopy(found), like)

@@ -17,7 +17,7 @@ from csekit.modeling.fast_switch import fast
 from csekit.modeling.fast_vocabulary_loss import vocabulary_cross_entropy
 
 AUX = {"aux_mlm_weight": 0.5, "aux_mlm_head_init": "top_layers"}
-MSSE = {"pooling": "mask", "prompt_template": '"{sentence}" means {mask}.', "dcm_weight": 0.8, "icm_weight": 0.2}
+MSSE = {"pooling": "mask", "prompt_template": '"{sentence}" means {mask}.', "dcm_weight": 0.05, "icm_weight": 0.2}
 METHODS: dict[str, dict[str, Any]] = {
     "simcse": {},
     "simcse_mean": {"pooling": "mean", "projector": "batchnorm"},
@@ -32,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "corrective_lm": {"corrective_lm_weight": 0.5},
     "msse": MSSE,
     "msse_denoising": {**MSSE, "decoder": "denoising"},
-    "joint": {**AUX, "reconstruction_weight": 0.4, "mlm_weight": 0.1, "rtd_weight": 0.1, "dcm_weight": 0.8},
+    "joint": {**AUX, "reconstruction_weight": 0.4, "mlm_weight": 0.1, "rtd_weight": 0.1, "dcm_weight": 0.05},
 }
 #: Randomness whose draws differ between the two: dropout, and tokens that a generator draws from rounded logits.
 QUIET = {"edit_sampling": "argmax", "decoder_dropout": 0.0, "element_dropout": 0.0}

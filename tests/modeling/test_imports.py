@@ -41,6 +41,7 @@ def test_saved_code_is_complete(kind):
     of_training = {
         "fast_compile",
         "fast_buckets",
+        "fast_adamw",
         "fast_embedding",
         "fast_memory",
     }  # the trainer calls these, no model

@@ -61,7 +61,9 @@ def test_a_run_ends_where_one_without_cache_ends(small_run: Callable[..., Any], 
         assert other == pytest.approx(one, rel=1e-4, abs=1e-5)
 
 
-def test_a_chunk_is_all_that_the_networks_see(small_run: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_chunk_is_all_that_the_networks_see(
+    small_run: Callable[..., Any], tmp_path: Path, bf16_computed: None
+) -> None:
     trainer = small_run(tmp_path / "run", cache_chunk_size=6, max_steps=2, bf16=True)
     rows: list[int] = []
 

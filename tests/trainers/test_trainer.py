@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from csekit.evaluation.sts import EmbeddedPairs
 from csekit.evaluation.transfer_data import Split, TransferTask
 from csekit.modeling import OBJECTIVES, Reconstruction, SimCSEModel, fast_embedding, fast_memory
+from csekit.modeling.fast_half import computes_bf16
 from csekit.trainers import CSETrainer, CSETrainingArguments
 from csekit.trainers.run_record import kept_step
 
@@ -126,17 +127,17 @@ def test_no_step_waits_for_the_device(
 
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"optim": "adafactor"}], ids=str)
 @pytest.mark.parametrize("method", ["simcse", "infocse"])
-def test_training_is_the_same_with_kept_gradients(
+def test_training_is_the_same_with_sparse_gradients_of_the_embeddings(
     small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, options: dict[str, Any]
 ) -> None:
-    """One clipping norm, and one a group; the kept matrix is that of AdamW's runs only, and ends with the run."""
-    fields = {"aux_mlm_weight": 0.5, "head_init": "top_layers"} if method == "infocse" else {}
+    """One clipping norm, and one a group; sparse gradients are those of AdamW's runs only, and end with the run."""
+    fields = {"aux_mlm_weight": 0.5, "head_init": "top_layers", "projector": "tanh"} if method == "infocse" else {}
     monkeypatch.setattr(fast_embedding, "_ELEMENTS", 1)
-    kept: list[int] = []
+    sparse: list[int] = []
 
     class Counting(CSETrainer):
         def clip(self, parameters: Any) -> torch.Tensor:
-            kept.append(sum(p in self._kept_gradients and self._kept_gradients[p].holds(p.grad) for p in parameters))
+            sparse.append(sum(p.grad is not None and p.grad.is_sparse for p in parameters))
             return super().clip(parameters)
 
     def train(name: str) -> CSETrainer:
@@ -144,18 +145,14 @@ def test_training_is_the_same_with_kept_gradients(
         trainer.train()
         return trainer
 
-    fast = train("kept")
-    if "optim" in options:
-        assert sum(kept) == 0
-    elif options:
-        assert kept[0] == 0  # two micro-batches; the last step of the epoch has one
-    else:
-        assert sum(kept) >= fast.state.global_step
-    assert not [m for m in fast.model.modules() if type(m) is fast_embedding.KeptEmbedding]
+    fast = train("sparse")
+    assert sum(sparse) == 0 if "optim" in options else sum(sparse) >= fast.state.global_step
+    assert not [m for m in fast.model.modules() if type(m) is fast_embedding.RowEmbedding]
     monkeypatch.setattr(fast_embedding, "_ELEMENTS", 1 << 40)
     plain, state = train("plain"), fast.model.state_dict()
     for name, value in plain.model.state_dict().items():
-        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-7)
+        if not name.endswith("key.bias"):  # attention does without: its gradient is rounding alone
+            torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-7, msg=name)
     for ours, theirs in zip(training_log(fast), training_log(plain), strict=True):
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
 
@@ -352,7 +349,9 @@ def test_evaluating_leaves_random_state_and_model_alone(small_run: SmallRun, tmp
     assert first == second
 
 
-def test_the_scores_of_a_bf16_run_are_those_of_its_encoder_in_fp32(small_run: SmallRun, tmp_path: Path) -> None:
+def test_the_scores_of_a_bf16_run_are_those_of_its_encoder_in_fp32(
+    small_run: SmallRun, tmp_path: Path, bf16_computed: None
+) -> None:
     """The trainer wraps the model's forward in autocast; the exported encoder is scored without."""
     trainer = small_run(tmp_path / "run", bf16=True)
     trainer.train()
@@ -375,7 +374,12 @@ def test_the_scores_of_a_bf16_run_are_those_of_its_encoder_in_fp32(small_run: Sm
     [({"bf16": True}, "bf16"), ({"bf16": True, "bf16_full_eval": False}, "fp32"), ({}, "fp32")],
 )
 def test_the_dev_set_is_embedded_as_training_computes(
-    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], during: str
+    small_run: SmallRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bf16_computed: None,
+    options: dict[str, Any],
+    during: str,
 ) -> None:
     """Evaluations of a bf16 run are in bf16 unless an argument says otherwise; the final score is of float32."""
     trainer = small_run(tmp_path / "run", dev=True, label_free_samples=0, **options)
@@ -399,6 +403,7 @@ def test_the_score_of_the_encoder_on_disk_is_computed_once(
     assert trainer.dev_scores("fp32", trainer.saved_scores) == trainer.saved_scores
 
 
+@pytest.mark.skipif(not computes_bf16("cpu"), reason="this processor has no bfloat16 products")
 def test_the_encoder_on_disk_is_compared_in_the_precision_of_the_record(
     small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,9 @@ def test_another_augmentation_than_the_preset_s_goes_without_its_settings(
         ("symmetric: yes", "symmetric", True),
     ],
 )
-def test_values_of_a_preset_have_their_arguments_type(preset: Any, text: str, name: str, value: Any) -> None:
+def test_values_of_a_preset_have_their_arguments_type(
+    preset: Any, text: str, name: str, value: Any, bf16_computed: None
+) -> None:
     run, args, fields = parse_run_arguments(preset(text))
     found = {**vars(args), **vars(run), **fields}.get(name)
     assert found == value
@@ -112,7 +114,7 @@ def test_a_preset_can_hold_a_mapping_where_the_argument_takes_one(preset: Any) -
         (["--columns", "a", "b"], "columns", ["a", "b"]),
     ],
 )
-def test_values_of_a_command_line(words: list[str], name: str, value: Any) -> None:
+def test_values_of_a_command_line(words: list[str], name: str, value: Any, bf16_computed: None) -> None:
     run, args, fields = parse_run_arguments(words)
     found = {**vars(args), **vars(run), **fields}[name]
     assert found == value

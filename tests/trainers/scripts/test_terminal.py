@@ -1,6 +1,7 @@
 """What a training, an evaluation and an encoding leave on the terminal: their own lines, each once."""
 
 import gzip
+import json
 import os
 import re
 import runpy
@@ -12,9 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from csekit.cli import main
+from csekit.modeling.fast_half import tell_float32
 
 ROOT = Path(__file__).parents[3]
 small = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "trainers" / "small_runs.py")))
@@ -126,3 +130,22 @@ def test_the_folder_of_an_interrupted_run_says_how_to_go_on(
     with pytest.raises(SystemExit):
         train(model_name_or_path="run", output_dir="other")
     assert wanted in capfd.readouterr().err
+
+
+def test_bf16_on_a_processor_without_its_products_is_told_and_trains_in_float32(
+    train: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: Any
+) -> None:
+    """Regression: torch multiplied bfloat16 matrices by its own loops there, a step took ten times as long, and
+    nothing said so."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    tell_float32.cache_clear()
+    types: set[torch.dtype] = set()
+    product = nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda x, w, *b: types.add(x.dtype) or product(x, w, *b))
+    assert train(bf16=True) == 0
+    assert types == {torch.float32}
+    printed = capfd.readouterr()
+    lines = [line for line in (printed.out + printed.err + caplog.text).splitlines() if "has no bfloat16" in line]
+    assert len(lines) == 1
+    assert re.search(r"bf16: this processor \(\w+\) has no bfloat16 products, so float32 takes their place", lines[0])
+    assert json.loads(Path("run/training/settings.json").read_text())["settings"]["bf16"] is False
