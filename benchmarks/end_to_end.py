@@ -75,6 +75,9 @@ def widened(args: argparse.Namespace, folder: Path) -> argparse.Namespace:
     AutoTokenizer.from_pretrained(args.model_name_or_path).save_pretrained(folder)
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content["model"].get("vocab"), dict):
+        kind = content["model"].get("type")
+        raise SystemExit(f"error: --vocabulary needs a tokenizer whose vocabulary is a dictionary, got {kind}")
     content["model"]["vocab"] |= {f"[further word {row}]": row for row in range(size, args.vocabulary)}
     path.write_text(json.dumps(content), encoding="utf-8")
     return argparse.Namespace(**{**vars(args), "model_name_or_path": str(folder)})
