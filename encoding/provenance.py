@@ -33,11 +33,14 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _commit() -> dict[str, Any]:
-    """Return commit and dirty flag of the checkout that csekit runs from; None for an installed csekit."""
+    """Return commit and dirty flag of the checkout that csekit runs from.
+
+    A copy without its ``.git`` has the commit that ``CSEKIT_COMMIT`` names; an installed csekit has None.
+    """
     source = Path(csekit.__file__).resolve()
     top = _git(source.parent, "rev-parse", "--show-toplevel")
     if top is None or Path(top, "src", "csekit", "__init__.py").resolve() != source:
-        return {"commit": None, "dirty": None}
+        return {"commit": os.environ.get("CSEKIT_COMMIT") or None, "dirty": None}
     status = _git(Path(top), "status", "--porcelain")
     return {"commit": _git(Path(top), "rev-parse", "HEAD"), "dirty": bool(status) if status is not None else None}
 

@@ -11,9 +11,11 @@
 override those of the plan in every trial, and are recorded with it; a record with other arguments is refused, so give
 such a call a `--name` of its own.
 
-Trials run one at a time in this process. With `--engine ray` Ray runs as many at once as the machine, or the cluster
-that RAY_ADDRESS names, has CPU cores and GPUs for:
+Trials run one at a time in this process. With `--engine fork` up to `--at_once` run at the same time, all on one GPU,
+as forks of this process that have its imports already. With `--engine ray` Ray runs as many at once as the machine, or
+the cluster that RAY_ADDRESS names, has CPU cores and GPUs for:
 
+    python -m experiments.run_seeds PLAN.yaml --output_dir runs/equal-terms --engine fork --at_once 12
     python -m experiments.run_seeds PLAN.yaml --output_dir runs/equal-terms --engine ray --num_gpus 1
 
 One process at a time works in an output folder; a second one is refused. The next call tries failed trials again; the
@@ -24,13 +26,14 @@ codes: 0 all trials finished, 1 some did not, 2 nothing was started.
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from csekit.evaluation.compare import bootstrap_averages
 from experiments.clock import Clock
-from experiments.engines import Engine, OneByOne, RayTasks
+from experiments.engines import Engine, Forks, OneByOne, RayTasks
 from experiments.overview import commands, matrix, measured_clock, scores
 from experiments.plan import Plan, parse_options
 from experiments.processes import locked, wait_for_left_behind
@@ -51,7 +54,10 @@ def read_arguments(argv: list[str]) -> tuple[argparse.Namespace, Plan]:
     parser.add_argument("--summarise", action="store_true", help="renew summary.json from the records, and stop")
     parser.add_argument("--max_minutes", type=float, help="refuse a longer estimate (default: the plan's)")
     parser.add_argument("--keep_checkpoints", action="store_true", help="also of finished grid and listed trials")
-    parser.add_argument("--engine", choices=["local", "ray"], default="local", help="ray: several trials at once")
+    parser.add_argument(
+        "--engine", choices=["local", "fork", "ray"], default="local", help="fork, ray: several trials at once"
+    )
+    parser.add_argument("--at_once", type=int, default=4, help="with forks: the most trials at a time (default: 4)")
     parser.add_argument("--num_cpus", type=float, default=1, help="with Ray: CPU cores of a trial (default: 1)")
     parser.add_argument(
         "--num_gpus", type=float, help="with Ray: GPUs of a trial (default: 1 if the plan needs a GPU)"
@@ -63,6 +69,8 @@ def read_arguments(argv: list[str]) -> tuple[argparse.Namespace, Plan]:
     parser.add_argument("--grid_steps", type=int, help="without a plan: max_steps of the grid trials")
     cut = argv.index("--") if "--" in argv else len(argv)
     args = parser.parse_args(argv[:cut])
+    if args.at_once < 1:
+        parser.error(f"argument --at_once: must be at least 1, got {args.at_once}")
     for name, value in vars(args).items():
         if value == [] and name != "grid":  # argparse reads --name=-- as an empty list
             parser.error(f"argument --{name}: expected one argument")
@@ -114,7 +122,12 @@ def run(args: argparse.Namespace, records: TrialRecords, clock: Clock) -> int:
         wait_for_left_behind(records.folder(trial))
         records.note_killed(trial)
     gpus = float(records.plan.device == "gpu") if args.num_gpus is None else args.num_gpus
-    engine: Engine = RayTasks(args.num_cpus, gpus) if args.engine == "ray" else OneByOne()
+    engines: dict[str, Callable[[], Engine]] = {
+        "local": OneByOne,
+        "fork": lambda: Forks(args.at_once),
+        "ray": lambda: RayTasks(args.num_cpus, gpus),
+    }
+    engine = engines[args.engine]()
     try:
         runner = Runner(records, clock, engine, args.keep_checkpoints)
         complete = runner.run()

@@ -13,9 +13,15 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 
-if __name__ == "__main__":
+
+def hold(parent: int) -> None:
+    """Have the kernel send SIGTERM to this process when ``parent`` dies; end where it is dead already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(sys.argv[1]):  # it died before
+    if os.getppid() != parent:
         sys.exit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    hold(int(sys.argv[1]))
     os.execv(sys.executable, [sys.executable, *sys.argv[2:]])

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from csekit.encoding.provenance import checksum, weights_of, write_atomically
+from csekit.encoding import provenance
+from csekit.encoding.provenance import checksum, environment, weights_of, write_atomically
 
 
 def test_the_draft_of_a_killed_process_goes_with_the_next_write(
@@ -53,3 +54,11 @@ def test_the_weights_of_modules_belong_to_an_encoder(tmp_path: Path) -> None:
     found = weights_of(tmp_path)
     assert set(found) == {"model.safetensors", "2_Dense/model.safetensors"}
     assert found["2_Dense/model.safetensors"] == checksum(dense)
+
+
+def test_a_copy_without_git_has_the_commit_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "_git", lambda *_: None)  # as where .git did not come along
+    monkeypatch.delenv("CSEKIT_COMMIT", raising=False)
+    assert environment()["commit"] is None
+    monkeypatch.setenv("CSEKIT_COMMIT", "0123abc")
+    assert environment() | {"commit": "0123abc", "dirty": None} == environment()
