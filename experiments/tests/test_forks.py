@@ -1,4 +1,4 @@
-"""Forks run a plan: several trials at once, failures, stop signals, a killed driver; they give what one process gives."""
+"""Forks run a plan: several trials at once, failures, stop signals; they give what one process gives."""
 
 import json
 import subprocess
