@@ -7,6 +7,7 @@ sparse tensor, and clipping reads and scales its rows alone. ``fast_adamw.py`` t
 Shape suffixes: V words, T tokens, R words of a step, H hidden size.
 """
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -71,6 +72,8 @@ def use_row_gradients(model: nn.Module) -> bool:
     fast paths are off. State dicts and values stay the same.
     """
     found = [module for module in model.modules() if type(module) is nn.Embedding and _suits(module)] if fast() else []
+    # torch 2.11 warns of unchecked rows although they ask for no check
+    warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled", UserWarning)
     for module in found:
         module.__class__ = RowEmbedding
     return bool(found)
