@@ -20,6 +20,7 @@ from typing import Any
 from csekit.encoding.provenance import write_json
 from csekit.evaluation.results import similarities_path
 from experiments.plan import Plan
+from experiments.processes import still_runs
 from experiments.trial import PlanError, Trial
 
 
@@ -58,6 +59,8 @@ class TrialRecords:
                 raise PlanError(f"{folder} holds files but no trial.json: move it away, or run elsewhere")
             return None
         self._must_match(trial, state, self.folder(trial))
+        if still_runs(self.folder(trial)):  # an evaluation of several suites writes its file after each
+            return None
         result = load(self.folder(trial) / "results.json")
         return None if result is None else self._record(trial, result, state)
 

@@ -74,6 +74,30 @@ def test_forks_note_a_failed_trial_and_hold_back_what_needs_it(bench: Any) -> No
 
 
 @pytest.mark.slow
+def test_what_a_running_trial_has_written_so_far_is_not_its_result(bench: Any) -> None:
+    """``csekit eval`` of several suites writes its file after each; the summary after another experiment read it."""
+    parts = (
+        "import json, pathlib, sys, time; out = pathlib.Path(sys.argv[1]); calls = pathlib.Path(sys.argv[2]); "
+        "write = lambda **more: (out / 'results.json').write_text("
+        "json.dumps({'backbone': 'mini', 'seed': 42, **more})); "
+        "out.mkdir(parents=True, exist_ok=True); write(); limit = time.monotonic() + 60\n"
+        "while 'one/seed=42 end' not in calls.read_text() and time.monotonic() < limit: time.sleep(0.1)\n"
+        "time.sleep(2); write(whole=True)"
+    )
+    bench.calls_file.write_text("")
+    bench.plan |= {"grid": {}, "seeds": [42]}
+    bench.plan["arguments"]["learning_rate"] = 1e-4
+    bench.plan["experiments"] = {
+        "evaluated": {"command": ["-c", parts, "{output_dir}", str(bench.calls_file)]},
+        "one": {},
+    }
+    process = start(bench)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert bench.record("evaluated/run")["whole"]
+
+
+@pytest.mark.slow
 def test_a_killed_driver_takes_its_forks_along(bench: Any) -> None:
     bench.plan["experiments"] = {"one": {"title": "One"}}
     with bench.held(1):
