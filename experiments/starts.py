@@ -1,4 +1,4 @@
-"""The starts of the plan ``backbone``: one masked LM, trained on and on, and what each method makes of each."""
+"""The starts of the plans ``backbone`` and ``backbone-gpu``: a masked LM, trained on, and what each method makes of it."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PLAN = "backbone"
+PLANS = ("backbone", "backbone-gpu")
 #: The rows of the plan that stand for a method, to the method's name.
 METHODS = {
     "simcse": "SimCSE",
@@ -28,6 +28,7 @@ class Start:
         loss: nats a masked token of held-out text.
         accuracy: share of the masked tokens that are predicted.
         untrained: STS-B dev before training, by pooling; what was not scored is left out.
+        untrained_test: Avg of the seven test sets before training, in the same form.
         dev: STS-B dev of each trained row, as ``summary.spread`` gives it, by the names in ``METHODS``.
         test: Avg of the seven test sets of each row, in the same form.
     """
@@ -37,17 +38,18 @@ class Start:
     loss: float
     accuracy: float
     untrained: dict[str, float]
+    untrained_test: dict[str, float]
     dev: dict[str, Mapping[str, Any]]
     test: dict[str, Mapping[str, Any]]
 
 
-def read_starts(results_dir: Path) -> list[Start]:
+def read_starts(results_dir: Path, plan: str = PLANS[0]) -> list[Start]:
     """Return the starts that have been trained, the first one before any further step.
 
     Raises:
         FileNotFoundError: the plan has no summary yet, or no start was trained on.
     """
-    folder = results_dir / PLAN
+    folder = results_dir / plan
     experiments = _json(folder / "summary.json")["experiments"]
     records: list[dict[str, Any]] = []
     while (path := folder / f"continued-{len(records) + 1}" / f"mlm-{len(records) + 1}.json").is_file():
@@ -61,19 +63,23 @@ def read_starts(results_dir: Path) -> list[Start]:
         rows = {name: experiments.get(f"{name}-{place}" if place else name, {}) for name in METHODS}
         dev = {name: row["dev"] for name, row in rows.items() if row.get("dev")}
         test = {name: row["test"]["Avg"] for name, row in rows.items() if row.get("test")}
-        scored = heldout["mlm"], heldout["mlm_accuracy"], _untrained(folder, place)
+        found = _untrained(folder, place)
+        first = {pooling: float(each["dev"]["tasks"]["STS-B-dev"]["all"]) for pooling, each in found.items()}
+        tests = {pooling: float(each["test"]["avg"]) for pooling, each in found.items() if each.get("test")}
+        scored = heldout["mlm"], heldout["mlm_accuracy"], first, tests
         starts.append(Start(Path(str(records[0]["backbone"])).name, steps, *scored, dev, test))
     return starts
 
 
-def _untrained(folder: Path, place: int) -> dict[str, float]:
+def _untrained(folder: Path, place: int) -> dict[str, dict[str, Any]]:
+    """Return the records of an untrained start, by pooling."""
     found = {}
     for pooling in POOLINGS:
         path = folder / (
             f"untrained-{pooling}/continued-{place}.mlm-{place}.json" if place else f"as-is-{pooling}/start.json"
         )
         if path.is_file():
-            found[pooling] = float(_json(path)["dev"]["tasks"]["STS-B-dev"]["all"])
+            found[pooling] = _json(path)
     return found
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from csekit.evaluation.results import read_results
 from csekit.evaluation.sts_data import STS_TASKS
 from experiments.pictures import figures
 from experiments.pictures.figures import QUANTITIES, Ablation
-from experiments.starts import METHODS, POOLINGS, read_starts
+from experiments.starts import METHODS, PLANS, POOLINGS, read_starts
 from experiments.summary import test_scores
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def pictures(results_dir: Path) -> dict[str, "Callable[[Path], Figure]"]:
         **{f"{plan}-traces": lambda folder, plan=plan: training_traces(folder, plan) for plan in PAPER_TRACES},  # type: ignore[misc]
         "task-differences": task_differences,
         "few-shot": few_shot,
-        "backbone": backbone,
+        **{plan: partial(backbone, plan=plan) for plan in PLANS},
     }
     for path in sorted(results_dir.glob("*/summary.json")):
         if any(_of_trials(table) for table in _json(path).get("tables", {}).values()):
@@ -133,10 +134,10 @@ def few_shot(results_dir: Path, plan: str = FEW_SHOT) -> "Figure":
     return figures.few_shot_curves(curves)
 
 
-def backbone(results_dir: Path) -> "Figure":
+def backbone(results_dir: Path, plan: str = PLANS[0]) -> "Figure":
     """Return the scores of each method by the loss of the masked LM that it started from."""
     try:
-        starts = read_starts(results_dir)
+        starts = read_starts(results_dir, plan)
     except FileNotFoundError as error:
         raise NoResults(str(error)) from None
     dev = {

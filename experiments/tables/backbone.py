@@ -1,24 +1,29 @@
-"""The table of the plan ``backbone``: what a better masked LM gives each method."""
+"""The tables of the plans ``backbone`` and ``backbone-gpu``: what a better masked LM gives each method."""
 
 from pathlib import Path
 
-from experiments.starts import METHODS, POOLINGS, read_starts
+from experiments.starts import METHODS, PLANS, POOLINGS, read_starts
 from experiments.tables.cells import spread
 
 
-def starts_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
+def starts_table(results_dir: Path, plan: str = PLANS[0]) -> tuple[str, list[str], list[list[str]]]:
     """Return caption, head and rows: one row for each start.
 
     Raises:
         FileNotFoundError: nothing has been measured yet.
     """
-    starts = read_starts(results_dir)
-    head = ["masked LM, steps more", "loss", "accuracy", *(f"untrained {name}, dev" for name in POOLINGS.values())]
+    starts = read_starts(results_dir, plan)
+    tested = any(start.untrained_test for start in starts)
+    head = ["masked LM, steps more", "loss", "accuracy"]
+    for name in POOLINGS.values():
+        head += [f"untrained {name}, dev", *([f"untrained {name}, Avg"] if tested else [])]
     head += [f"{name}, {kind}" for name in METHODS.values() for kind in ("dev", "Avg")]
     body = []
     for start in starts:
         cells = [f"{start.steps:,}", f"{start.loss:.2f}", f"{100 * start.accuracy:.1f} %"]
-        cells += [f"{start.untrained[name]:.2f}" if name in start.untrained else "–" for name in POOLINGS]
+        for name in POOLINGS:
+            for scores in (start.untrained, *([start.untrained_test] if tested else [])):
+                cells.append(f"{scores[name]:.2f}" if name in scores else "–")
         for name in METHODS:
             cells += [spread(start.dev.get(name)), spread(start.test.get(name))]
         body.append(cells)

@@ -17,7 +17,7 @@ the backbone's ``parameters`` if measured; ``speed``: see ``experiments.tables.r
 ``frontdoor/beside``, ``frontdoor/methods``, ``frontdoor/field`` and ``frontdoor/averages`` for the front pages (see
 ``experiments.tables.frontdoor``), ``guide`` (see ``experiments.tables.guide``), ``audit/gradients`` (see
 ``experiments.tables.audit``), ``auxiliary-networks/alone`` (see ``experiments.tables.auxiliaries``),
-``backbone/starts`` (see ``experiments.tables.backbone``), ``evaluation/retrieval``,
+``backbone/starts``, ``backbone-gpu/starts`` (see ``experiments.tables.backbone``), ``evaluation/retrieval``,
 ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, ``uses`` (see
 ``experiments.score_uses``), ``domains/NAME`` (see ``experiments.run_domain``), or ``evaluation/TABLE`` for those that
 ``csekit eval`` wrote (see ``experiments.tables.scores``). An ablation table stands in the plan's ``tables``::
@@ -50,6 +50,7 @@ import re
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,7 @@ _FOLDERS = {
     "audit/gradients": gradients_before_and_after,
     "auxiliary-networks/alone": auxiliaries_table,
     "backbone/starts": starts_table,
+    "backbone-gpu/starts": partial(starts_table, plan="backbone-gpu"),
     "dev-precision": dev_precision_table,
     "half-states": half_states_table,
     "evaluation/retrieval": retrieval_table,
