@@ -73,7 +73,7 @@ failed=0
 part() { # NAME COMMAND…: run a part, with its seconds as the limit
     local part="$1" seconds started=$SECONDS log state
     shift
-    [ "$only" = " " ] || [[ "$only" == *" $part "* ]] || return 0
+    wanted "$part" || return 0
     seconds="$(printf '%s\n' "${parts[@]}" | sed -n "s/^$part://p")"
     [ $((limit - SECONDS)) -gt "$seconds" ] || seconds=$((limit - SECONDS))
     log="$work/$part.log" state="not started, no time left"
@@ -100,22 +100,29 @@ benchmark() { # PART SCRIPT ARGUMENTS…: a benchmark of the encoder on the devi
         --output "$results/$part-$name.json" "$@"
 }
 
-prepared=1
-# What runs and speed need: dev pairs with a header, and the backbone as a sentence encoder.
-timeout 120 "$python" - "$backbone" "$data" "$work" >"$work/prepare.log" 2>&1 <<'PYTHON' || prepared=""
+wanted() { [ "$only" = " " ] || [[ "$only" == *" $1 "* ]]; } # PART
+
+prepared=1 needs=()
+for each in runs speed; do ! wanted "$each" || needs+=("$each"); done
+# What runs needs, dev pairs with a header, and what speed needs, the backbone as a sentence encoder.
+[ ${#needs[@]} = 0 ] ||
+    timeout 120 "$python" - "$backbone" "$data" "$work" "${needs[@]}" >"$work/prepare.log" 2>&1 <<'PYTHON' || prepared=""
 import csv, sys
 from pathlib import Path
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from csekit.evaluation.sts_data import load_stsb_dev
-backbone, data, work = sys.argv[1:]
-pairs = load_stsb_dev(f"{data}/senteval")
-with Path(work, "stsb-dev.tsv").open("w", encoding="utf-8", newline="") as file:
-    writer = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, quotechar=None, lineterminator="\n")
-    writer.writerow(["sentence1", "sentence2", "score"])
-    writer.writerows(zip(pairs.sentences1, pairs.sentences2, pairs.scores.tolist()))
-words = Transformer(backbone)
-SentenceTransformer(modules=[words, Pooling(words.get_embedding_dimension(), "cls")], device="cpu").save(f"{work}/encoder")
+backbone, data, work, *needs = sys.argv[1:]
+if "runs" in needs:
+    from csekit.evaluation.sts_data import load_stsb_dev
+    pairs = load_stsb_dev(f"{data}/senteval")
+    with Path(work, "stsb-dev.tsv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, quotechar=None, lineterminator="\n")
+        writer.writerow(["sentence1", "sentence2", "score"])
+        writer.writerows(zip(pairs.sentences1, pairs.sentences2, pairs.scores.tolist()))
+if "speed" in needs:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    words = Transformer(backbone)
+    pooling = Pooling(words.get_embedding_dimension(), "cls")
+    SentenceTransformer(modules=[words, pooling], device="cpu").save(f"{work}/encoder")
 PYTHON
 [ -n "$prepared" ] || usage "BACKBONE $backbone or $data/senteval cannot be read: $(tail -n 1 "$work/prepare.log")"
 
