@@ -8,8 +8,8 @@
 #   benchmarks/gpu.sh --device cpu --quick            # try the script on the CPU, with few rows and rounds
 #
 # Environment: BACKBONE, a masked LM (bert-base-uncased); WIKI, sentences, one a line; CSEKIT_DATA, the folder with
-# senteval/; PYTHON (python). Options: --only PART, any number of times; --seconds N, for all parts together (590; on the
-# CPU ten times that); --results FOLDER, where the files go (on the CPU a temporary folder).
+# senteval/; PYTHON (python). Options: --only PART or PART:SECONDS, any number of times; --seconds N, for all parts
+# together (590; on the CPU ten times that); --results FOLDER, where the files go (on the CPU a temporary folder).
 #
 # A part that fails or runs out of time is told, and the others go on. Status 0: all parts are done; 1: one is not; 2: no
 # GPU, or a wrong argument.
@@ -25,7 +25,7 @@ usage() {
     exit 2
 }
 
-device=cuda quick="" results="" only=" " given=""
+device=cuda quick="" results="" only=" " given="" own=()
 while [ $# -gt 0 ]; do
     case "$1" in
     --list) printf '%s\n' "${parts[@]/:/ }" && exit ;;
@@ -41,8 +41,11 @@ while [ $# -gt 0 ]; do
         given="$2"
         ;;
     --only)
-        [[ " ${parts[*]%%:*} " == *" $2 "* ]] || usage "--only must be one of ${parts[*]%%:*}, got $2"
-        only+="$2 "
+        part="${2%%:*}"
+        [[ " ${parts[*]%%:*} " == *" $part "* ]] || usage "--only must be one of ${parts[*]%%:*}, got $2"
+        [[ "${2#"$part"}" =~ ^(:[1-9][0-9]*)?$ ]] || usage "--only PART:SECONDS must be at least 1, got $2"
+        [ "$2" = "$part" ] || own+=("$2")
+        only+="$part "
         ;;
     esac
     shift 2
@@ -65,6 +68,7 @@ mkdir -p "$results"
 results="$(cd "$results" && pwd)"
 name="$(basename "$backbone")"
 [ "$device" = cuda ] || { parts=("${parts[@]/%/0}") && limit=5900; } # a CPU may take ten times as long
+parts=("${own[@]}" "${parts[@]}") # the first one of a name counts
 limit="${given:-$limit}"
 export TOKENIZERS_PARALLELISM=false
 cd "$root"
@@ -73,8 +77,8 @@ failed=0
 part() { # NAME COMMAND…: run a part, with its seconds as the limit
     local part="$1" seconds started=$SECONDS log state
     shift
-    [ "$only" = " " ] || [[ "$only" == *" $part "* ]] || return 0
-    seconds="$(printf '%s\n' "${parts[@]}" | sed -n "s/^$part://p")"
+    wanted "$part" || return 0
+    seconds="$(printf '%s\n' "${parts[@]}" | sed -n "s/^$part://p" | head -n 1)"
     [ $((limit - SECONDS)) -gt "$seconds" ] || seconds=$((limit - SECONDS))
     log="$work/$part.log" state="not started, no time left"
     if [ "$seconds" -gt 0 ]; then
@@ -88,7 +92,7 @@ part() { # NAME COMMAND…: run a part, with its seconds as the limit
     fi
     if [ "$state" != done ]; then
         failed=1
-        [ ! -s "$log.err" ] || tail -n 12 "$log.err"
+        [ ! -s "$log.err" ] || tail -n 25 "$log.err"
     fi
     printf '== %s: %s, %d s\n' "$part" "$state" $((SECONDS - started))
 }
@@ -100,22 +104,29 @@ benchmark() { # PART SCRIPT ARGUMENTS…: a benchmark of the encoder on the devi
         --output "$results/$part-$name.json" "$@"
 }
 
-prepared=1
-# What runs and speed need: dev pairs with a header, and the backbone as a sentence encoder.
-timeout 120 "$python" - "$backbone" "$data" "$work" >"$work/prepare.log" 2>&1 <<'PYTHON' || prepared=""
+wanted() { [ "$only" = " " ] || [[ "$only" == *" $1 "* ]]; } # PART
+
+prepared=1 needs=()
+for each in runs speed; do ! wanted "$each" || needs+=("$each"); done
+# What runs needs, dev pairs with a header, and what speed needs, the backbone as a sentence encoder.
+[ ${#needs[@]} = 0 ] ||
+    timeout 120 "$python" - "$backbone" "$data" "$work" "${needs[@]}" >"$work/prepare.log" 2>&1 <<'PYTHON' || prepared=""
 import csv, sys
 from pathlib import Path
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from csekit.evaluation.sts_data import load_stsb_dev
-backbone, data, work = sys.argv[1:]
-pairs = load_stsb_dev(f"{data}/senteval")
-with Path(work, "stsb-dev.tsv").open("w", encoding="utf-8", newline="") as file:
-    writer = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, quotechar=None, lineterminator="\n")
-    writer.writerow(["sentence1", "sentence2", "score"])
-    writer.writerows(zip(pairs.sentences1, pairs.sentences2, pairs.scores.tolist()))
-words = Transformer(backbone)
-SentenceTransformer(modules=[words, Pooling(words.get_embedding_dimension(), "cls")], device="cpu").save(f"{work}/encoder")
+backbone, data, work, *needs = sys.argv[1:]
+if "runs" in needs:
+    from csekit.evaluation.sts_data import load_stsb_dev
+    pairs = load_stsb_dev(f"{data}/senteval")
+    with Path(work, "stsb-dev.tsv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, quotechar=None, lineterminator="\n")
+        writer.writerow(["sentence1", "sentence2", "score"])
+        writer.writerows(zip(pairs.sentences1, pairs.sentences2, pairs.scores.tolist()))
+if "speed" in needs:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    words = Transformer(backbone)
+    pooling = Pooling(words.get_embedding_dimension(), "cls")
+    SentenceTransformer(modules=[words, pooling], device="cpu").save(f"{work}/encoder")
 PYTHON
 [ -n "$prepared" ] || usage "BACKBONE $backbone or $data/senteval cannot be read: $(tail -n 1 "$work/prepare.log")"
 
@@ -133,7 +144,8 @@ if [ -n "$quick" ]; then
     sizes=(--batch_sizes 2 4 --lengths 6 12 --batch_size 4 --warmup 0 --repetitions 1)
 fi
 
-mapfile -t tests < <(grep -rl "mark\.gpu" tests --include="test_*.py")
+# in the order of their names: those that compile, which take longest, come last
+mapfile -t tests < <(grep -rl "mark\.gpu" tests --include="test_*.py" | LC_ALL=C sort)
 part tests "$python" -m pytest -v -rs -p no:cacheprovider -m gpu "${tests[@]}"
 benchmark peers train_step.py --rows benchmarks/peers.yaml "${train[@]}" "${steps[@]}" "${some[@]}"
 benchmark compile train_step.py --rows benchmarks/compile.yaml "${train[@]}" "${steps[@]}" "${compile[@]}"

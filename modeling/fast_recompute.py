@@ -40,11 +40,13 @@ def recomputed(network: nn.Module) -> Iterator[None]:
     """Inside the context, let the backward pass compute outputs of ``CHEAP`` modules again, whatever operation keeps
     them. Values are bitwise the same.
 
-    Only on CPU. Nothing happens without gradient, if the fast paths are off, and where somebody else decides what is
-    kept: cached gradients (``fast_cache.py``) and gradient checkpointing compute all of it again, and a compiled layer
-    has a plan of its own, which a hook would break into another graph at every batch.
+    Only on CPU: elsewhere a call of Python for every tensor that is kept would cost more. Nothing happens without
+    gradient, if the fast paths are off, and where somebody else decides what is kept: cached gradients
+    (``fast_cache.py``) and gradient checkpointing compute all of it again, and a compiled layer has a plan of its own,
+    which a hook would break into another graph at every batch.
     """
-    modules = list(network.modules()) if fast() and torch.is_grad_enabled() and _nobody_else_decides() else []
+    wanted = fast() and torch.is_grad_enabled() and _on_cpu(network) and _nobody_else_decides()
+    modules = list(network.modules()) if wanted else []
     found = [module for module in modules if type(module) in CHEAP]
     if not found or any(module._compiled_call_impl is not None for module in modules):
         yield
@@ -71,6 +73,11 @@ def recomputed(network: nn.Module) -> Iterator[None]:
             stack.callback(module.register_forward_hook(note).remove)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, _unpack))
         yield
+
+
+def _on_cpu(network: nn.Module) -> bool:
+    first = next(network.parameters(), None)
+    return first is None or first.device.type == "cpu"
 
 
 def _nobody_else_decides() -> bool:

@@ -28,7 +28,7 @@ def group_whitened(h_NH: Tensor, groups: int, order_H: Tensor) -> Tensor:
     rows, H = h_NH.shape
     x_NH = h_NH.to(torch.promote_types(h_NH.dtype, torch.float32)).index_select(1, order_H)
     x_GND = x_NH.view(rows, groups, H // groups).transpose(0, 1)
-    count = sum_over_processes(x_GND.new_tensor(float(rows)))
+    count = sum_over_processes(x_GND.new_full((), float(rows)))
     x_GND = x_GND - sum_over_processes(x_GND.sum(1, keepdim=True)) / count
     with torch.no_grad():
         C_GDD = sum_over_processes(x_GND.transpose(1, 2) @ x_GND) / count

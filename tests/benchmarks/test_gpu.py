@@ -87,6 +87,7 @@ def test_without_a_gpu_it_says_so() -> None:
         (["--device"], "--device needs a value"),
         (["--device", "tpu"], "--device must be cuda or cpu, got tpu"),
         (["--only", "everything"], "--only must be one of tests peers compile .*, got everything"),
+        (["--only", "encode:0"], "--only PART:SECONDS must be at least 1, got encode:0"),
         (["--seconds", "0"], "--seconds must be at least 1, got 0"),
         (["--fast"], "no such option: --fast"),
         (["--device", "cpu"], "WIKI must be a file of sentences, got ''"),
@@ -116,6 +117,8 @@ def test_a_part_that_runs_out_of_time_is_told(stubbed: Callable[..., subprocess.
     done = stubbed("--device", "cpu", "--only", "roofline", "--only", "costs", "--seconds", "2", sleep="60")
     assert done.returncode == 1
     assert states(done) == {"roofline": "out of time", "costs": "not started, no time left"}
+    done = stubbed("--device", "cuda", "--only", "roofline:1", "--only", "costs", sleep="60")
+    assert states(done) == {"roofline": "out of time", "costs": "done"}
 
 
 def test_the_peak_of_a_program(script: Callable[[str], ModuleType], tmp_path: Path) -> None:

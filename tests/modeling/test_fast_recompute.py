@@ -139,3 +139,11 @@ def test_off_with_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = blocks(1)
     with recomputed(model):
         assert not model[0].act._forward_hooks
+
+
+def test_nothing_happens_on_another_device() -> None:
+    """A call of Python for every tensor that is kept would make a GPU wait for it."""
+    model = blocks(1).to("meta")
+    with recomputed(model):
+        assert not model[0].act._forward_hooks
+        assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
