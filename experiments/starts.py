@@ -1,4 +1,4 @@
-"""The starts of the plans ``backbone`` and ``backbone-gpu``: a masked LM, trained on, and what each method makes of it."""
+"""The starts of ``backbone`` and ``backbone-gpu``: a masked LM, trained on, and what each method makes of it."""
 
 import json
 from collections.abc import Mapping

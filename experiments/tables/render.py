@@ -49,7 +49,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ _BENCHMARKS = {
     "gpu/scaling": ("gpu.sh", scaling_table),
     "gpu/speed": ("gpu.sh", speed_table),
 }
-_FOLDERS = {
+_FOLDERS: Mapping[str, Callable[[Path], tuple[str, list[str], list[list[str]]]]] = {
     "audit/gradients": gradients_before_and_after,
     "auxiliary-networks/alone": auxiliaries_table,
     "backbone/starts": starts_table,

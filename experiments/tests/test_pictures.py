@@ -89,7 +89,14 @@ def test_pictures_come_from_results_files(results: Path, tmp_path: Path, monkeyp
     names = {"scores", "cosine-by-rating", "alignment-uniformity", "tsne-clusters", "tsne-labels", "task-differences"}
     assert {path.stem for path in written} == names | {"equal-terms"}
     traces = {"training-traces", "papers-msse-traces"}
-    assert missing.keys() == traces | {"backbone", "few-shot", "field-scores", "labelled-clusters", "labelled-labels"}
+    assert missing.keys() == traces | {
+        "backbone",
+        "backbone-gpu",
+        "few-shot",
+        "field-scores",
+        "labelled-clusters",
+        "labelled-labels",
+    }
     assert "run experiments/run_seeds.py" in missing["few-shot"]
     assert "run csekit geometry --labelled FILE first" in missing["labelled-labels"]
     assert all(path.stat().st_size < 300_000 for path in written)
