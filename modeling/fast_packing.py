@@ -127,8 +127,24 @@ class Packing:
         N, L = self.mask_NL.shape
         if self.full:
             return packed.unflatten(0, (N, L))
+        T = len(self.index_T)
+        real = packed if len(packed) == T else packed[:T]  # a slice of everything would still copy its gradient
         padded = packed.new_zeros((N * L, *packed.shape[1:]))
-        return padded.index_copy_(0, self.index_T, packed[: len(self.index_T)]).unflatten(0, (N, L))
+        return padded.index_copy_(0, self.index_T, real).unflatten(0, (N, L))
+
+    def pad_states(self, *states: Tensor, together: bool) -> tuple[Tensor, ...]:
+        """Restore the rows of queries, keys and values: (1, A, T, D) → (N, A, L, D) each.
+
+        Arguments:
+            together: pad states of one shape in one piece, which starts fewer kernels. On a GPU small ones take longer
+                to start than to run.
+        """
+        packed = [each.squeeze(0).transpose(0, 1) for each in states]  # (T, A, D)
+        if together and len({each.shape for each in states}) == 1:
+            padded = self.pad(torch.stack(packed, 1)).unbind(2)
+        else:
+            padded = tuple(self.pad(each) for each in packed)
+        return tuple(each.transpose(1, 2) for each in padded)
 
     def places(self, places_M: Tensor) -> Tensor:
         """Convert positions of the flattened (N·L) to positions among the T real tokens, (M,) int64."""
@@ -191,9 +207,7 @@ def packed_attention(
         if one:
             output = nn.functional.pad(output, (0, 0, 0, 0, 0, len(q) - N))
         return output.unsqueeze(0), None
-    q_NALD, k_NALD, v_NALD = (
-        packing.pad(states.squeeze(0).transpose(0, 1)).transpose(1, 2) for states in (query, key, value)
-    )
+    q_NALD, k_NALD, v_NALD = packing.pad_states(query, key, value, together=query.device.type != "cpu")
     output_NLAD, _ = _padded_attention(module, q_NALD, k_NALD, v_NALD, attention_mask, **kwargs)
     return packing.pack(output_NLAD).unsqueeze(0), None
 

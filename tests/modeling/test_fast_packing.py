@@ -208,3 +208,22 @@ def test_packing_and_back():
     assert torch.equal(states.grad, packing.pad(weights))
     assert packing.positions(2).tolist() == [[2 + i for length in LENGTHS for i in range(length)]]
     assert not packing.full and Packing.of(torch.ones(2, 3)).full
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_states_padded_together_are_those_padded_one_by_one(full: bool) -> None:
+    torch.manual_seed(0)
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[1, 2:] = full
+    packing = Packing.of(mask)
+    states = [torch.randn(1, 2, len(packing.index_T), 5, requires_grad=True) for _ in range(3)]
+    weights = [torch.randn(3, 2, 4, 5) for _ in states]
+    found = {}
+    for together in (False, True):
+        padded = packing.pad_states(*states, together=together)
+        assert all(each.shape == (3, 2, 4, 5) for each in padded)
+        loss = sum((each * weight).sum() for each, weight in zip(padded, weights, strict=True))
+        found[together] = [*padded, *torch.autograd.grad(loss, states)]
+    for alone, one_piece in zip(found[False], found[True], strict=True):
+        assert torch.equal(alone, one_piece)
+    assert (found[True][0][~mask[:, None].expand(3, 2, 4)] == 0).all()
