@@ -4,7 +4,7 @@
 ``<!-- table:NAME -->`` and ``<!-- end table -->``; with ``--check`` it changes nothing and fails if a table is
 stale.
 
-NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
+NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins`` or ``grid``
 (``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
 (``informin-ablations/lambda``), ``selection``, ``dev-precision`` and ``half-states`` (see
 ``experiments.tables.selection``), ``plans`` (see ``experiments.tables.plans``), ``FOLDER/FILE`` for the file of a
@@ -81,6 +81,7 @@ from experiments.tables.decoders import decoder_memory_table
 from experiments.tables.domains import domain_table
 from experiments.tables.frontdoor import FRONTDOOR_TABLES
 from experiments.tables.geometry import clustering_table, geometry_table
+from experiments.tables.grids import grid_table
 from experiments.tables.guide import guide_table
 from experiments.tables.plans import plans_table
 from experiments.tables.quickstart import quickstart_table
@@ -324,6 +325,8 @@ def render(name: str, results_dir: Path) -> str:
     summary = json.loads(path.read_text(encoding="utf-8"))
     if table == "margins":
         return margin_table(summary)
+    if table == "grid":
+        return _assembled(*grid_table(path.parent, summary))
     if "curves" in summary["tables"].get(table, {}):
         return _assembled(*curves_table(summary["tables"][table], path.parent))
     return ablation_table(summary, table) if table else main_table(summary)
