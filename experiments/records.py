@@ -105,6 +105,12 @@ class TrialRecords:
         """Delete the checkpoints of a finished trial."""
         shutil.rmtree(self.folder(trial) / "training", ignore_errors=True)
 
+    def drop_models(self, trial: Trial) -> None:
+        """Delete the checkpoints and the weights of a finished trial. Its results stay."""
+        self.drop_checkpoints(trial)
+        for path in self.folder(trial).rglob("*.safetensors"):
+            path.unlink()
+
     def _measured_in(self, trial: Trial) -> str | None:
         return self.plan.experiments[trial.experiment].measured_in
 

@@ -18,6 +18,9 @@ the cluster that RAY_ADDRESS names, has CPU cores and GPUs for:
     python -m experiments.run_seeds PLAN.yaml --output_dir runs/equal-terms --engine fork --at_once 12
     python -m experiments.run_seeds PLAN.yaml --output_dir runs/equal-terms --engine ray --num_gpus 1
 
+On a machine for an hour, `--stop_after 3000` stops the trials so that they save, and writes the summary without
+p-values (`--summarise` adds them later), and `--drop_models` deletes weights that no later trial of the plan reads.
+
 One process at a time works in an output folder; a second one is refused. The next call tries failed trials again; the
 others go on without them. Experiments that another plan has measured (`measured_in`) are read, not run. SIGTERM,
 SIGHUP and Ctrl-C reach the running trials as SIGTERM, so that they can save, and end the program with 143. Exit
@@ -54,6 +57,8 @@ def read_arguments(argv: list[str]) -> tuple[argparse.Namespace, Plan]:
     parser.add_argument("--summarise", action="store_true", help="renew summary.json from the records, and stop")
     parser.add_argument("--max_minutes", type=float, help="refuse a longer estimate (default: the plan's)")
     parser.add_argument("--keep_checkpoints", action="store_true", help="also of finished grid and listed trials")
+    parser.add_argument("--drop_models", action="store_true", help="delete weights that no later trial reads")
+    parser.add_argument("--stop_after", type=float, metavar="SECONDS", help="then trials save and end; exit code 143")
     parser.add_argument(
         "--engine", choices=["local", "fork", "ray"], default="local", help="fork, ray: several trials at once"
     )
@@ -69,6 +74,8 @@ def read_arguments(argv: list[str]) -> tuple[argparse.Namespace, Plan]:
     parser.add_argument("--grid_steps", type=int, help="without a plan: max_steps of the grid trials")
     cut = argv.index("--") if "--" in argv else len(argv)
     args = parser.parse_args(argv[:cut])
+    if args.stop_after is not None and args.stop_after <= 0:
+        parser.error(f"argument --stop_after: must be above 0, got {args.stop_after:g}")
     if args.at_once < 1:
         parser.error(f"argument --at_once: must be at least 1, got {args.at_once}")
     for name, value in vars(args).items():
@@ -129,11 +136,11 @@ def run(args: argparse.Namespace, records: TrialRecords, clock: Clock) -> int:
     }
     engine = engines[args.engine]()
     try:
-        runner = Runner(records, clock, engine, args.keep_checkpoints)
+        runner = Runner(records, clock, engine, args.keep_checkpoints, args.drop_models, args.stop_after)
         complete = runner.run()
     finally:
         engine.close()
-    print(scores(summarise(records, bootstrap_averages)))
+    print(scores(summarise(records, None if runner.late else bootstrap_averages)))  # p-values take minutes
     print(f"summary: {args.results_dir / records.plan.name / 'summary.json'}", flush=True)
     return 143 if runner.stopped else 0 if complete else 1
 

@@ -1,6 +1,7 @@
 """Runs the trials of a plan in an order that respects their dependencies."""
 
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,13 +17,28 @@ class Runner:
     """Passes trials to an engine as soon as they may start, notes how they end, and passes stop signals on.
 
     A trial may start when those whose folders it reads have ended. The final trials of a grid wait for all its points.
+
+    Arguments:
+        keep_checkpoints: of finished grid and listed trials, too.
+        drop_models: delete the weights of a finished trial whose folder no other trial of the plan reads.
+        stop_after: seconds after which the trials are stopped, as by SIGTERM.
     """
 
-    def __init__(self, records: TrialRecords, clock: Clock, engine: Engine, keep_checkpoints: bool = False) -> None:
+    def __init__(
+        self,
+        records: TrialRecords,
+        clock: Clock,
+        engine: Engine,
+        keep_checkpoints: bool = False,
+        drop_models: bool = False,
+        stop_after: float | None = None,
+    ) -> None:
         self.records, self.clock, self.engine, self.keep_checkpoints = records, clock, engine, keep_checkpoints
-        self.stopped = False
+        self.deadline = None if stop_after is None else time.monotonic() + stop_after
+        self.stopped = self.late = False
         self.outcomes: dict[str, bool] = {}  # label of a trial that is over -> it has a result
         self.running: set[str] = set()
+        self.read = {label for trial in records.plan.trials() for label in trial.needs} if drop_models else None
         self.finals: dict[str, list[Trial] | None] = {}  # experiment -> what its grid chose, None for nothing
         self.changed: set[str] = set()  # experiments with a trial that ran, since the last summary
         self.own = [each for each in records.plan.experiments.values() if not each.measured_in]
@@ -39,6 +55,9 @@ class Runner:
         """Run all trials. Return True where every one has a result."""
         told = False
         while True:
+            if self.deadline is not None and time.monotonic() > self.deadline and not self.stopped:
+                print("the time is over: running trials save and end", flush=True)
+                self.stopped = self.late = True
             if self.stopped and not told:
                 self.engine.stop()
                 told = True
@@ -147,6 +166,8 @@ class Runner:
         self.outcomes[trial.label] = finished
         if finished and trial.kind in ("grid", "listed") and not self.keep_checkpoints:
             self.records.drop_checkpoints(trial)
+        if finished and self.read is not None and trial.label not in self.read:
+            self.records.drop_models(trial)
         experiment = self.records.plan.experiments[trial.experiment]
         every = [*experiment.first_trials(), *(experiment.final_trials({}) if experiment.grid else [])]
         if experiment.name in self.changed and all(each.label in self.outcomes for each in every):

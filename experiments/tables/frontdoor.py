@@ -102,7 +102,8 @@ def beside_table(results_dir: Path) -> Table:
         f"Speed: CPU with {run['threads']} threads, backbone {run['backbone']}, corpus {run['corpus']}; steps over "
         f"{run['batch_size']} sentences of at most {run['max_seq_length']} tokens, median of {run['repetitions']} in "
         f"turn; encoding with [CLS] pooling, median of {encoding['run']['repetitions']} runs in turn. "
-        "“× as fast” is the median of the ratios of each turn, not the ratio of the medians. On a GPU csekit is not faster with a small encoder, see the page on speed."
+        "“× as fast” is the median of the ratios of each turn, not the ratio of the medians. On a GPU, with a small "
+        "encoder, csekit is not faster: see the page on speed."
     )
     return caption, ["", "csekit", "sentence-transformers' SimCSE recipe"], rows
 

@@ -169,6 +169,50 @@ def test_sigterm_reaches_the_trial_and_stops(bench: Any) -> None:
     assert "one/learning_rate=0.0001 step 0" not in bench.calls()[4:]
 
 
+def test_after_its_seconds_a_call_stops_so_that_trials_save(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with bench.held(1):
+        assert bench.run("--stop_after", "2") == 143
+    assert "the time is over" in capsys.readouterr().out
+    assert "one/learning_rate=0.0001 terminated" in bench.calls()
+    assert "p_value" not in json.dumps(bench.summary())
+    assert bench.run("--stop_after", "1000") == 0
+    assert bench.starts()["one/learning_rate=0.0001"] == 2
+    assert "p_value" in bench.summary()["experiments"]["two"]
+
+
+@pytest.mark.parametrize("given", ["0", "-3", "soon"])
+def test_seconds_to_stop_after_are_above_zero(bench: Any, given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.run("--stop_after", given)
+    assert "--stop_after" in capsys.readouterr().err
+    assert not bench.calls()
+
+
+def test_weights_go_when_no_later_trial_reads_them(bench: Any) -> None:
+    make = (
+        "import json, pathlib, sys; out = pathlib.Path(sys.argv[1]); (out / 'rtd').mkdir(parents=True)\n"
+        "for name in ('model.safetensors', 'rtd/model.safetensors', 'vocab.txt'): (out / name).write_text('weights')\n"
+        "(out / 'results.json').write_text(json.dumps({'backbone': 'mini', 'seed': 42}))"
+    )
+    bench.plan |= {"grid": {}, "seeds": [42]}
+    bench.plan["arguments"]["learning_rate"] = 1e-4
+    bench.plan["experiments"] = {
+        "kept": {"command": ["-c", make, "{output_dir}"]},
+        "unread": {"command": ["-c", make, "{output_dir}"]},
+        "one": {"arguments": {"backbone": "{folder:kept/run}"}},
+    }
+    assert bench.run("--drop_models") == 0
+    runs = bench.folder / "runs"
+    assert [path.name for path in sorted((runs / "unread/run").rglob("*")) if path.is_file()] == [
+        "log.txt",
+        "results.json",
+        "trial.json",
+        "vocab.txt",
+    ]
+    assert len(list((runs / "kept/run").rglob("*.safetensors"))) == 2
+    assert not list((runs / "one").rglob("training"))
+
+
 def test_a_failing_trial_is_recorded_and_the_others_go_on(
     bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
