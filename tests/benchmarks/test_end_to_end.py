@@ -1,5 +1,6 @@
 """Benchmark of whole runs: both sides train, take turns, are measured, and the table is made of the file."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -9,7 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from transformers import AutoModel, AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
 from csekit.evaluation.results import read_results
 from experiments.tables.costs import end_to_end_table
@@ -145,3 +148,24 @@ def test_csekit_runs_again_with_a_variable(end_to_end: ModuleType, argv: list[st
     assert end_to_end.words("csekit, LIMIT=1,5", args, tmp_path)[1:3] == ["-m", "csekit"]
     code = "import os; raise SystemExit(os.environ['LIMIT'] != '1,5')"
     assert end_to_end.run([sys.executable, "-c", code], tmp_path / "log", 1, "LIMIT=1,5")["seconds"] > 0
+
+
+def test_a_tokenizer_whose_vocabulary_is_a_list_cannot_be_widened(
+    end_to_end: ModuleType, masked_lm: Path, tmp_path: Path
+) -> None:
+    """XLM-R's own vocabulary is such a list."""
+    encoder = tmp_path / "unigram"
+    shutil.copytree(masked_lm, encoder)
+    words = ["<unk>", "<s>", "</s>", "<pad>", "<mask>", "▁a", "▁b"]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(Unigram([(word, -float(place)) for place, word in enumerate(words)], unk_id=0)),
+        unk_token="<unk>",
+        pad_token="<pad>",
+        mask_token="<mask>",
+    )
+    for path in encoder.glob("*token*"):
+        path.unlink()
+    tokenizer.save_pretrained(encoder)
+    given = Namespace(model_name_or_path=str(encoder), vocabulary=500, rounds=1)
+    with pytest.raises(SystemExit, match="needs a tokenizer whose vocabulary is a dictionary, got Unigram"):
+        end_to_end.widened(given, tmp_path / "wide")
