@@ -93,9 +93,11 @@ class CSEModel(EncoderWrapper):
             add_lora(self.backbone, config.lora)
         self.projector = build_projector(config.projector, config.hidden_size, config.projector_size)
         self.templates = Templates.of(config)
-        self.objectives = nn.ModuleDict(
-            {o.name: registered(o.name)(o, config.encoder_config) for o in config.objectives or []}
-        )
+        host = torch.device("cpu")
+        with own_stream("objectives", state_seed(host), host):  # a term leaves the projector its first weights
+            self.objectives = nn.ModuleDict(
+                {o.name: registered(o.name)(o, config.encoder_config) for o in config.objectives or []}
+            )
         self.post_init()
         self.freeze()
 

@@ -4,8 +4,9 @@
 ``<!-- table:NAME -->`` and ``<!-- end table -->``; with ``--check`` it changes nothing and fails if a table is
 stale.
 
-NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins`` or ``grid``
-(``infocse-diffcse/margins``: differences of Avg), a plan and one of its ablation tables
+NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a plan's ``margins``
+(``infocse-diffcse/margins``: differences of Avg), ``grid`` or ``gaps`` (see ``experiments.tables.grids``), a plan and
+one of its ablation tables
 (``informin-ablations/lambda``), ``selection``, ``dev-precision`` and ``half-states`` (see
 ``experiments.tables.selection``), ``plans`` (see ``experiments.tables.plans``), ``FOLDER/FILE`` for the file of a
 benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
@@ -81,6 +82,7 @@ from experiments.tables.decoders import decoder_memory_table
 from experiments.tables.domains import domain_table
 from experiments.tables.frontdoor import FRONTDOOR_TABLES
 from experiments.tables.geometry import clustering_table, geometry_table
+from experiments.tables.grids import gaps_table as grid_gaps_table
 from experiments.tables.grids import grid_table
 from experiments.tables.guide import guide_table
 from experiments.tables.plans import plans_table
@@ -140,6 +142,7 @@ _FOLDERS: Mapping[str, Callable[[Path], tuple[str, list[str], list[list[str]]]]]
     "evaluation/clustering": clustering_table,
     "uses": uses_table,
 }
+_GRIDS = {"grid": grid_table, "gaps": grid_gaps_table}
 _WORDS = {**FRONTDOOR_TABLES, "guide": (guide_table, True)}
 
 
@@ -287,6 +290,13 @@ def _named(plan: str, table: str, results_dir: Path) -> str:
         raise TableError(f"table:{plan}/{table}: {error}{hint}") from None
 
 
+def _grid(name: str, folder: Path, summary: Mapping[str, Any], table: str) -> str:
+    try:
+        return _assembled(*_GRIDS[table](folder, summary))
+    except ValueError as error:
+        raise TableError(f"table:{name}: {error}") from None
+
+
 def render(name: str, results_dir: Path) -> str:
     """Return the table that a marker names."""
     if name in ("plans", "selection"):
@@ -325,8 +335,8 @@ def render(name: str, results_dir: Path) -> str:
     summary = json.loads(path.read_text(encoding="utf-8"))
     if table == "margins":
         return margin_table(summary)
-    if table == "grid":
-        return _assembled(*grid_table(path.parent, summary))
+    if table in _GRIDS:
+        return _grid(name, path.parent, summary, table)
     if "curves" in summary["tables"].get(table, {}):
         return _assembled(*curves_table(summary["tables"][table], path.parent))
     return ablation_table(summary, table) if table else main_table(summary)

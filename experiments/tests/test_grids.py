@@ -49,6 +49,27 @@ def test_each_rate_has_its_best_point_and_the_choice_its_long_runs(results: Path
     ]
 
 
+def test_each_point_has_its_gap_beside_its_margin_over_the_base(results: Path) -> None:
+    """The last three log entries count; a point of dropout 0.2 stays out."""
+    for place, gap in enumerate((9.0, 0.5, 0.25, 0.75)):
+        entry = {"metrics/aux_mlm_gap": gap, "metrics/aux_mlm_accuracy": 0.3, "step": place}
+        for path in (results / "plan/msse").glob("[01]*.json"):
+            record = json.loads(path.read_text())
+            write(path, record | {"log": [*record.get("log", []), entry]})
+    for rate, score in ((1e-5, 69.0), (1e-4, 75.0)):
+        arguments = {"learning_rate": str(rate), "dropout": "0.1"}
+        point = {"trial": {"kind": "grid", "arguments": arguments}, "dev": {"best": score, "step": 25}, "log": []}
+        write(results / f"plan/base/{rate}.json", point)
+    summary = json.loads((results / "plan/summary.json").read_text())
+    write(results / "plan/summary.json", summary | {"margins": {"against": {"msse": "base"}, "rows": {}}})
+    _, _, _, _, *rows = render("plan/gaps", results).splitlines()
+    assert rows == [
+        "| MSSE | 1e-5 | 0.2 | 0.5000 | 30 % | 70.00 | +1.00 over Base |",
+        "| MSSE | 1e-4 | 0.02 | 0.5000 | 30 % | 74.50 | -0.50 over Base |",
+        "| MSSE | 1e-4 | 0.2 | 0.5000 | 30 % | 75.25 | +0.25 over Base |",
+    ]
+
+
 def test_a_plan_without_a_grid_has_no_such_table(results: Path) -> None:
     write(results / "none/summary.json", {"experiments": {"base": {"title": "Base"}}, "tables": {}})
     with pytest.raises((TableError, ValueError), match="no grid trial"):

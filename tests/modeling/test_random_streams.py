@@ -18,13 +18,28 @@ def contrasts(model, batch, steps=3):
 
 
 def test_the_encoder_draws_the_same_dropout_with_every_objective(checkpoint, batch_of):
-    joint = CSEModel.from_backbone(checkpoint("bert", 0.2), objectives=OBJECTIVES)
-    alone = CSEModel.from_backbone(checkpoint("bert", 0.2), objectives=[])
-    alone.projector.load_state_dict(joint.projector.state_dict())
+    folder = checkpoint("bert", 0.2)  # its first call seeds
+    torch.manual_seed(3)
+    joint = CSEModel.from_backbone(folder, objectives=OBJECTIVES)
+    torch.manual_seed(3)
+    alone = CSEModel.from_backbone(folder, objectives=[])
     batch = batch_of(joint)
     found, expected = contrasts(joint, batch), contrasts(alone, batch)
     assert found == expected
     assert len({float(each) for each in expected}) == 3  # the dropout of each step differs
+
+
+@pytest.mark.parametrize("projector", ["tanh", "batchnorm", "linear"])
+@pytest.mark.parametrize("objectives", [[name] for name in [*OBJECTIVES, "rtd", "aux_mlm"]] + [OBJECTIVES])
+def test_the_projector_starts_alike_with_every_objective(checkpoint, objectives, projector):
+    folder, models = checkpoint("bert"), []
+    fields = {"aux_mlm_head_init": "top_layers"} if "aux_mlm" in objectives else {}
+    for given in ({"objectives": []}, {"objectives": objectives, **fields}):
+        torch.manual_seed(3)
+        models.append(CSEModel.from_backbone(folder, projector=projector, **given))
+    alone, joint = (model.projector.state_dict() for model in models)
+    assert alone.keys() == joint.keys()
+    assert all(torch.equal(alone[name], joint[name]) for name in alone)
 
 
 def test_an_objective_draws_anew_in_every_step(checkpoint, batch_of):
