@@ -38,7 +38,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
         (tmp_path / "examples" / script).touch()
     (tmp_path / "wiki.txt").write_text("a sentence\n" * 100_000)
     names = {"BACKBONE": "mini", "STAGE1": "runs/stage1", "CSEKIT_DATA": "data", "WIKI_NEXT": "next.tsv"}
-    names |= {"PARANMT": "paranmt.tsv", "MINILM": "all-minilm"}
+    names |= {"PARANMT": "paranmt.tsv", "MINILM": "all-minilm", "WIKI_MLM": "wiki.txt"}
     return {**names, "WIKI": str(tmp_path / "wiki.txt")}
 
 
@@ -91,7 +91,11 @@ def test_every_trial_is_one_that_the_scripts_can_run(path: Path, environment: di
             run, args, _ = parse_run_arguments(words[1:])
             run.check()
             assert args.seed == int(str(given["seed"]))
-            stated = str(given.get("bf16")) == "False" or path.stem in ("msse-reading", "informin-masked")
+            stated = str(given.get("bf16")) == "False" or path.stem in (
+                "msse-reading",
+                "informin-masked",
+                "field-rates",
+            )
             assert args.bf16 or stated  # these compare in float32
             known.add(kind)
         fields = method_fields(method, list(objectives) if objectives else None)
@@ -319,7 +323,14 @@ def test_a_dry_run_prints_every_command_of_a_plan(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    names = {"BACKBONE": "mini", "STAGE1": "stage1", "PARANMT": "paranmt.tsv", "MINILM": "minilm", **FILES}
+    names = {
+        "BACKBONE": "mini",
+        "STAGE1": "stage1",
+        "PARANMT": "paranmt.tsv",
+        "MINILM": "minilm",
+        "WIKI_MLM": "wiki.txt",
+        **FILES,
+    }
     for name, value in names.items():
         monkeypatch.setenv(name, value)
     assert main([str(path), "--output_dir", str(tmp_path), "--results_dir", str(tmp_path), "--dry_run"]) == 0
