@@ -136,7 +136,11 @@ class Forks:
         folder, resume = records.folder(trial), records.begin(trial)
         words = trial.argv(records.output_dir, resume)
         child = self.context.Process(target=_become, args=(words, folder / "log.txt", os.getpid()))
-        child.start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the fork has let go of the runner's handlers
+        try:
+            child.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         note_process(folder, child.pid or 0)
         self.running[child] = trial, folder, time.monotonic()
 
@@ -158,6 +162,7 @@ class Forks:
         """Do nothing: the runner waits for all trials."""
 
 
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
 #: What a fork would have to import: the training and its tests.
 _PRELOADED = (
     "csekit.cli",
@@ -171,9 +176,10 @@ _PRELOADED = (
 def _become(words: Sequence[str], log: Path, parent: int) -> None:
     """Do in a fork what ``python WORD ...`` does, in a process group of its own, with both outputs to ``log``."""
     os.setsid()
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)  # the runner's own would only note the signal
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     tether.hold(parent)
-    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-        signal.signal(getattr(signal, name), signal.SIG_DFL)  # the runner's own would only note the signal
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

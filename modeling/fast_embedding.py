@@ -72,8 +72,8 @@ def use_row_gradients(model: nn.Module) -> bool:
     fast paths are off. State dicts and values stay the same.
     """
     found = [module for module in model.modules() if type(module) is nn.Embedding and _suits(module)] if fast() else []
-    # torch 2.11 warns of unchecked rows although they ask for no check
-    warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled", UserWarning)
+    if found:  # torch 2.11 warns of unchecked rows although they ask for no check
+        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled", UserWarning)
     for module in found:
         module.__class__ = RowEmbedding
     return bool(found)

@@ -164,6 +164,19 @@ def test_a_pooling_over_layers_is_refused_for_an_encoder_with_a_decoder(
     assert done.exit_code == 0, done.output
 
 
+def test_the_first_contrast_is_the_same_with_a_further_term(data: Path, tmp_path: Path) -> None:
+    """One seed, one draw: batch, dropout and the projector's first weights."""
+    contrasts = []
+    for method in (["simcse"], ["simcse", "--mlm_weight", "0.5"], ["diffcse", "--rtd_weight", "0.5"]):
+        folder = tmp_path / str(len(contrasts))
+        words = ["--projector", "tanh", "--logging_steps", "1", "--output_dir", folder]
+        done = run("train", "--method", *method, "--train_file", "texts.txt", *START, *SCORED, *words)
+        assert done.exit_code == 0, done.output
+        contrasts.append(results(folder)["log"][0]["loss/contrastive"])
+    assert contrasts[0] > 0
+    assert contrasts[1:] == contrasts[:1] * 2
+
+
 def test_train_pairs(data: Path, tmp_path: Path) -> None:
     done = run("train-pairs", *START, *SCORED, "--train_file", "pairs.tsv", "--output_dir", tmp_path / "run")
     assert done.exit_code == 0, done.output

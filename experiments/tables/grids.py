@@ -2,16 +2,36 @@
 each margin the gap of the term's network."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.records import load
 from experiments.summary import dev_score
-from experiments.tables.cells import spread
+from experiments.tables.cells import number, spread
 
 GAPS = ("metrics/aux_mlm_gap", "metrics/rtd_gap", "metrics/icm_gap")
 ACCURACIES = ("metrics/aux_mlm_accuracy", "metrics/rtd_accuracy_replaced")
-_RATE, _DROPOUT = "learning_rate", "dropout"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A trial of a grid.
+
+    Arguments:
+        trial: its name.
+        dropout: None where the encoder's own was left.
+        weights: of the searched terms, by argument.
+        dev: the best dev score.
+        log: the log's entries.
+    """
+
+    trial: str
+    rate: float
+    dropout: float | None
+    weights: dict[str, float]
+    dev: float
+    log: Sequence[Mapping[str, Any]]
 
 
 def grid_table(folder: Path, summary: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
@@ -23,72 +43,90 @@ def grid_table(folder: Path, summary: Mapping[str, Any]) -> tuple[str, list[str]
     Raises:
         ValueError: no experiment has a grid over learning rates.
     """
-    grids = {name: _points(folder / name) for name in summary["experiments"]}
-    grids = {name: points for name, points in grids.items() if points}
-    rates = sorted({rate for points in grids.values() for rate, *_ in points})
+    experiments = summary["experiments"]
+    grids = {name: points for name in experiments if (points := _points(folder / name))}
+    rates = sorted({point.rate for points in grids.values() for point in points})
     if not rates:
         raise ValueError(f"{folder}: no grid trial has a dev score")
     margins = (summary.get("margins") or {}).get("rows") or {}
     body = []
     for name, points in grids.items():
-        entry = summary["experiments"][name]
-        best = [max((score for at, _, _, score in points if at == rate), default=None) for rate in rates]
-        top = max(points, key=lambda point: point[3])
-        cells = [entry["title"], *("" if score is None else f"{score:.2f}" for score in best), _chosen(top)]
-        cells.append(_weights(points, top))
-        average = (entry.get("test") or {}).get("Avg")
+        entry = experiments[name]
+        cells = [number(max((p.dev for p in points if p.rate == rate), default=None)) for rate in rates]
+        chosen = next(point for point in points if point.trial == entry["selected"]["trial"])
         base, margin = next(iter(margins.get(name, {}).items()), (None, None))
-        gain = "" if base is None else f"{spread(margin, sign=True)} over {summary['experiments'][base]['title']}"
-        body.append([*cells, *_final(folder / name), spread(average), gain])
-    head = ["", *(f"dev at {_short(rate)}" for rate in rates), "chosen", "dev by weight"]
-    seeds = sorted({(summary["experiments"][name].get("dev") or {"n": 0})["n"] for name in grids} - {0})
+        gain = "" if base is None else f"{spread(margin, sign=True)} over {experiments[base]['title']}"
+        average = spread((entry.get("test") or {}).get("Avg"))
+        long = [spread(entry.get("dev")), _steps(folder / name), average, gain]
+        body.append([entry["title"], *cells, _settings(chosen), _by_weight(points, chosen), *long])
+    seeds = sorted({entry["dev"]["n"] for name in grids if (entry := experiments[name]).get("dev")})
+    over = "one seed" if seeds == [1] else f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds"
     caption = (
-        "STS-B dev of the best point of a grid at each learning rate, one seed; the point that was chosen; dev at its "
-        f"rate by weight of the searched term. Behind it the chosen point's long runs, {' or '.join(map(str, seeds))} "
-        f"{'seed' if seeds == [1] else 'seeds'}: best dev score, its step, and Avg of the seven STS test sets. "
-        "Spearman × 100."
+        "STS-B dev of the best point of a grid at each learning rate, one seed; the point that was chosen; dev by "
+        "weight of the searched term at its rate and dropout. Behind it the chosen point's long runs, "
+        f"{over}: best dev score, its step, and Avg of the seven STS test sets. Spearman × 100."
     )
+    head = ["", *(f"dev at {_short(rate)}" for rate in rates), "chosen", "dev by weight"]
     return caption, [*head, "long, dev", "step", "Avg", "margin"], body
 
 
 def gaps_table(folder: Path, summary: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Return caption, head and rows: one row for each point of a grid whose log has a gap, with its margin on dev over
-    the base's point of the same learning rate and dropout. Rows whose base has several such points are left out.
+    """Return caption, head and rows: one row for each point of a grid over weights whose log has a gap, with its
+    margin on dev over the base's point of the same learning rate, both at their usual dropout. Experiments whose base
+    searches weights itself are left out.
 
     Raises:
         ValueError: no point has a gap and a base.
     """
-    margins = (summary.get("margins") or {}).get("against") or {}
+    against = (summary.get("margins") or {}).get("against") or {}
     body = []
-    for name, base in margins.items() if isinstance(margins, Mapping) else ():
-        plain: dict[tuple[float, float | None], list[float]] = {}
-        for rate, dropout, _, score in _points(folder / base):
-            plain.setdefault((rate, dropout), []).append(score)
-        for (rate, dropout, weights, score), (gap, accuracy) in zip(*_with_gaps(folder / name), strict=True):
-            own = plain.get((rate, dropout), [])
-            if gap is not None and len(own) == 1 and weights:
-                weight = ", ".join(f"{value:g}" for value in weights.values())
-                cells = [summary["experiments"][name]["title"], _short(rate), weight, f"{gap:.4f}"]
-                margin = f"{score - own[0]:+.2f} over {summary['experiments'][base]['title']}"
-                body.append([*cells, "" if accuracy is None else f"{100 * accuracy:.0f} %", f"{score:.2f}", margin])
+    for name, base in against.items() if isinstance(against, Mapping) else ():
+        plain = {point.rate: point.dev for point in _usual(folder / base) if not point.weights}
+        for point in _usual(folder / name):
+            gap, accuracy = _late(point.log, GAPS), _late(point.log, ACCURACIES)
+            if gap is None or not point.weights or point.rate not in plain:
+                continue
+            weight = ", ".join(f"{value:g}" for value in point.weights.values())
+            share = "" if accuracy is None else f"{100 * accuracy:.0f} %"
+            margin = f"{point.dev - plain[point.rate]:+.2f} over {summary['experiments'][base]['title']}"
+            cells = [summary["experiments"][name]["title"], _short(point.rate), weight, f"{gap:.4f}", share]
+            body.append([*cells, number(point.dev), margin])
     if not body:
         raise ValueError(f"{folder}: no point of a grid has a gap and a base")
     caption = (
         "Points of the grid, one seed. Gap: the loss of the term's network with another sentence's vector less that "
         "with its own, nats a token, mean of the last three log entries; accuracy: share of the masked or replaced "
         "tokens that it finds; dev: STS-B dev, Spearman × 100; margin: on dev, over the base's point of the same "
-        "learning rate and dropout."
+        "learning rate."
     )
     return caption, ["", "learning rate", "weight", "gap", "accuracy", "dev", "margin"], body
 
 
-def _with_gaps(folder: Path) -> tuple[list[Any], list[tuple[float | None, float | None]]]:
-    """Return the points as :func:`_points`, without those of dropout 0.2, in the order of rate and weight; and of each
-    the gap and the accuracy of its network."""
-    logs = [record.get("log") or [] for record in _records(folder)]
-    both = [(point, log) for point, log in zip(_points(folder), logs, strict=True) if point[1] != 0.2]
-    both.sort(key=lambda pair: (pair[0][0], *pair[0][2].values()))
-    return [point for point, _ in both], [(_late(log, GAPS), _late(log, ACCURACIES)) for _, log in both]
+def _points(folder: Path) -> list[Point]:
+    """Return the points of an experiment's grid over learning rates, in the order of rate and weights."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        record = load(path) or {}
+        trial, dev = record.get("trial") or {}, dev_score(record)
+        given = trial.get("arguments") or {}
+        if trial.get("kind") != "grid" or dev is None or "learning_rate" not in given:
+            continue
+        weights = {key: float(value) for key, value in given.items() if key.endswith("_weight")}
+        dropout = float(given["dropout"]) if "dropout" in given else None
+        rate = float(given["learning_rate"])
+        found.append(Point(path.stem, rate, dropout, weights, dev, record.get("log") or []))
+    for name in {name for point in found for name in point.weights}:
+        if len({point.weights.get(name) for point in found}) == 1:  # a setting of the experiment, not searched
+            for point in found:
+                del point.weights[name]
+    return sorted(found, key=lambda point: (point.rate, *point.weights.values()))
+
+
+def _usual(folder: Path) -> list[Point]:
+    """Return the points that leave the encoder's dropout alone, else those of the lowest dropout."""
+    points = _points(folder)
+    usual = min((point.dropout for point in points), key=lambda value: -1 if value is None else value, default=None)
+    return [point for point in points if point.dropout == usual]
 
 
 def _late(log: Sequence[Mapping[str, Any]], names: Sequence[str]) -> float | None:
@@ -96,28 +134,14 @@ def _late(log: Sequence[Mapping[str, Any]], names: Sequence[str]) -> float | Non
     return sum(found) / len(found) if found else None
 
 
-def _points(folder: Path) -> list[tuple[float, float | None, Mapping[str, float], float]]:
-    """Return learning rate, dropout, weights and dev score of each point of a grid."""
-    found = []
-    for record in _records(folder):
-        given = record["trial"]["arguments"]
-        weights = {key: float(value) for key, value in given.items() if key.endswith("_weight")}
-        found.append((float(given[_RATE]), float(given.get(_DROPOUT, 0.1)), weights, float(record["dev"]["best"])))
-    searched = {key for _, _, weights, _ in found for key in weights if len({w.get(key) for _, _, w, _ in found}) > 1}
-    return [(rate, drop, {key: w[key] for key in searched}, score) for rate, drop, w, score in found]
+def _settings(point: Point) -> str:
+    words = [_short(point.rate), *(f"{key} {value:g}" for key, value in point.weights.items())]
+    return ", ".join([*words, *([] if point.dropout is None else [f"dropout {point.dropout:g}"])])
 
 
-def _records(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of a grid's trials that have a learning rate of their own and a dev score."""
-    found = [load(path) or {} for path in sorted(folder.glob("*.json"))]
-    grid = [record for record in found if (record.get("trial") or {}).get("kind") == "grid"]
-    return [each for each in grid if _RATE in each["trial"]["arguments"] and dev_score(each) is not None]
-
-
-def _chosen(point: tuple[float, float | None, Mapping[str, float], float]) -> str:
-    rate, dropout, weights, _ = point
-    words = [_short(rate), *(f"{key} {value:g}" for key, value in weights.items())]
-    return ", ".join([*words, *(["dropout 0.2"] if dropout == 0.2 else [])])
+def _by_weight(points: Sequence[Point], chosen: Point) -> str:
+    own = [point for point in points if (point.rate, point.dropout) == (chosen.rate, chosen.dropout)]
+    return "; ".join(f"{value:g}: {point.dev:.2f}" for point in own for value in point.weights.values())
 
 
 def _short(rate: float) -> str:
@@ -126,16 +150,7 @@ def _short(rate: float) -> str:
     return f"{float(digits):g}e{int(exponent)}"
 
 
-def _weights(points: Sequence[Any], top: tuple[float, float | None, Mapping[str, float], float]) -> str:
-    """Return the scores at the chosen learning rate by weight, without those of another dropout."""
-    own = [(*weights.values(), score) for rate, dropout, weights, score in points if rate == top[0] and dropout != 0.2]
-    return "; ".join(f"{weight:g}: {score:.2f}" for weight, score in sorted(own)) if top[2] and own else ""
-
-
-def _final(folder: Path) -> list[str]:
+def _steps(folder: Path) -> str:
+    """Return the steps of the long runs' best dev scores."""
     records = [load(path) or {} for path in sorted(folder.glob("seed=*.json"))]
-    if not records:
-        return ["–", "–"]
-    scores = [score for record in records if (score := dev_score(record)) is not None]
-    steps = [int(record["dev"]["step"]) for record in records]
-    return [f"{sum(scores) / len(scores):.2f}", ", ".join(map(str, steps))]
+    return ", ".join(str(record["dev"]["step"]) for record in records) or "–"

@@ -90,6 +90,13 @@ note("end")
 """.replace("TASKS", repr(TASKS))
 
 
+#: A command's code that makes a folder with results.
+MAKE = (
+    "import json, os, pathlib, sys; out = pathlib.Path(sys.argv[1]); out.mkdir(parents=True, exist_ok=True); "
+    "json.dump({'backbone': 'mini', 'seed': 42}, open(out / 'results.json', 'w'))"
+)
+
+
 def environment() -> dict[str, str]:
     """Return an environment in which ``-m experiments.run_seeds`` finds the package, whatever the folder."""
     return {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -111,6 +118,17 @@ class Bench:
             "grid_steps": 2,
             "arguments": {"backbone": str(folder / "mini"), "calls": str(self.calls_file), "max_steps": 3},
             "experiments": {"one": {"title": "One"}, "two": {"arguments": {"dropout": 0.2}}},
+        }
+
+    def depend(self) -> None:
+        """Make a plan in which one row reads a made folder, and another one the folder of a command that fails."""
+        self.plan |= {"grid": {}, "seeds": [42, 43]}
+        self.plan["arguments"]["learning_rate"] = 1e-4
+        self.plan["experiments"] = {
+            "made": {"command": ["-c", MAKE, "{output_dir}"]},
+            "one": {"arguments": {"backbone": "{folder:made/run}"}},
+            "broken": {"command": ["-c", "raise SystemExit('no such text')"]},
+            "later": {"arguments": {"backbone": "{folder:broken/run}"}},
         }
 
     def command(self, *more: str) -> list[str]:

@@ -17,10 +17,6 @@ from experiments.tests.conftest import environment
 
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'csekit[ray]'")
 
-MAKE = (
-    "import json, os, pathlib, sys; out = pathlib.Path(sys.argv[1]); out.mkdir(parents=True, exist_ok=True); "
-    "json.dump({'backbone': 'mini', 'seed': 42}, open(out / 'results.json', 'w'))"
-)
 # Starts a cluster of three CPUs and keeps it until its input ends. Ctrl-C is ignored, as by `nohup … &` in a script.
 CLUSTER = """
 import signal, sys, ray
@@ -66,14 +62,7 @@ def start(bench: Any) -> "subprocess.Popen[bytes]":
 def test_ray_runs_a_plan_with_dependencies_and_notes_a_failed_trial(
     with_ray: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with_ray.plan |= {"grid": {}, "seeds": [42, 43]}
-    with_ray.plan["arguments"]["learning_rate"] = 1e-4
-    with_ray.plan["experiments"] = {
-        "made": {"command": ["-c", MAKE, "{output_dir}"]},
-        "one": {"arguments": {"backbone": "{folder:made/run}"}},
-        "broken": {"command": ["-c", "raise SystemExit('no such text')"]},
-        "later": {"arguments": {"backbone": "{folder:broken/run}"}},
-    }
+    with_ray.depend()
     assert with_ray.run("--engine", "ray") == 1
     assert with_ray.starts() == {"one/seed=42": 1, "one/seed=43": 1}
     summary = with_ray.summary()["experiments"]

@@ -13,10 +13,6 @@ from experiments.tests.conftest import ROOT, environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks need Linux")
 FORKS = ("--engine", "fork", "--at_once", "3")
-MAKE = (
-    "import json, os, pathlib, sys; out = pathlib.Path(sys.argv[1]); out.mkdir(parents=True, exist_ok=True); "
-    "json.dump({'backbone': 'mini', 'seed': 42}, open(out / 'results.json', 'w'))"
-)
 
 
 def start(bench: Any) -> Any:
@@ -57,18 +53,11 @@ def test_forks_never_exceed_at_once(bench: Any) -> None:
 
 @pytest.mark.slow
 def test_forks_note_a_failed_trial_and_hold_back_what_needs_it(bench: Any) -> None:
-    bench.plan |= {"grid": {}, "seeds": [42]}
-    bench.plan["arguments"]["learning_rate"] = 1e-4
-    bench.plan["experiments"] = {
-        "made": {"command": ["-c", MAKE, "{output_dir}"]},
-        "one": {"arguments": {"backbone": "{folder:made/run}"}},
-        "broken": {"command": ["-c", "raise SystemExit('no such text')"]},
-        "later": {"arguments": {"backbone": "{folder:broken/run}"}},
-    }
+    bench.depend()
     process = start(bench)
     process.communicate(timeout=120)
     assert process.returncode == 1
-    assert bench.starts() == {"one/seed=42": 1}
+    assert bench.starts() == {"one/seed=42": 1, "one/seed=43": 1}
     assert bench.summary()["experiments"]["broken"]["failed"]["run"]["tail"] == ["no such text"]
     assert bench.record("one/seed=42")["backbone"] == "run"
 

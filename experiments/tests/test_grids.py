@@ -28,10 +28,16 @@ def results(tmp_path: Path) -> Path:
     for seed, score in ((42, 76.0), (43, 77.0)):
         record = {"trial": {"kind": "final", "arguments": {}}, "dev": {"best": score, "step": 10 * seed}}
         write(tmp_path / f"plan/msse/seed={seed}.json", record)
+    selected, dev = {"trial": "0.0001-0.1-0.2"}, {"mean": 76.5, "std": 0.5, "n": 2}
     rows = {
-        "base": {"title": "Base"},
-        "msse": {"title": "MSSE", "dev": {"n": 2}, "test": {"Avg": {"mean": 71.5, "std": 0.25, "n": 2}}},
-        "waits": {"title": "Waits"},
+        "base": {"title": "Base", "selected": {"trial": "0.0001"}},
+        "msse": {
+            "title": "MSSE",
+            "selected": selected,
+            "dev": dev,
+            "test": {"Avg": {"mean": 71.5, "std": 0.25, "n": 2}},
+        },
+        "waits": {"title": "Waits", "selected": selected},
     }
     margins = {"rows": {"msse": {"base": {"mean": 1.25, "std": 0.5, "n": 2}}}}
     write(tmp_path / "plan/summary.json", {"experiments": rows, "margins": margins, "tables": {}})
@@ -40,12 +46,12 @@ def results(tmp_path: Path) -> Path:
 
 def test_each_rate_has_its_best_point_and_the_choice_its_long_runs(results: Path) -> None:
     caption, _, head, _, *rows = render("plan/grid", results).splitlines()
-    assert "2 seeds" in caption
+    assert "over 2 seeds" in caption
+    chosen = "70.00 | 75.25 | 1e-4, dcm_weight 0.2, dropout 0.1 | 0.02: 74.50; 0.2: 75.25"
     assert "| dev at 1e-5 | dev at 1e-4 |" in head
     assert rows == [
-        "| MSSE | 70.00 | 75.25 | 1e-4, dcm_weight 0.2 | 0.02: 74.50; 0.2: 75.25 | 76.50 | 420, 430 | 71.50 ± 0.25 | "
-        "+1.25 ± 0.50 over Base |",
-        "| Waits | 70.00 | 75.25 | 1e-4, dcm_weight 0.2 | 0.02: 74.50; 0.2: 75.25 | – | – | – |  |",
+        f"| MSSE | {chosen} | 76.50 ± 0.50 | 420, 430 | 71.50 ± 0.25 | +1.25 ± 0.50 over Base |",
+        f"| Waits | {chosen} | – | – | – |  |",
     ]
 
 
