@@ -116,8 +116,8 @@ class Plan:
     Arguments:
         baseline: the experiment that the p-values are against.
         margins: ``against``, a list of experiments: the difference of Avg of every other one to each of them, and of
-            themselves to the first; or a base by experiment. ``paper``, the published differences by experiment, and
-            their ``source``.
+            themselves to the first; or a base, or a list of bases, by experiment, the control first. ``paper``, the
+            published differences by experiment, and their ``source``.
         max_minutes: a longer estimate is refused.
         makes: the tables and figures that the plan makes, in words.
         device: ``cpu`` or ``gpu``, what a trial takes: the unit of the estimates, and one GPU a trial with Ray.
@@ -209,7 +209,8 @@ class Plan:
         """Return experiment and base of every margin."""
         against = self.margins.get("against", [])
         if isinstance(against, dict):
-            return list(against.items())
+            given = {name: [base] if isinstance(base, str) else base for name, base in against.items()}
+            return [(name, base) for name, bases in given.items() for base in bases]
         return [
             (name, base)
             for name in self.experiments
@@ -256,7 +257,7 @@ class RawTable(Schema):
 class RawMargins(Schema):
     """The types of the margins' fields."""
 
-    against: list[str] | dict[str, str] = Field(default_factory=list)
+    against: list[str] | dict[str, str | list[str]] = Field(default_factory=list)
     paper: dict[str, Number] = Field(default_factory=dict)
 
 

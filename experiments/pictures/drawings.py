@@ -27,7 +27,10 @@ FEW_SHOT = "few-shot"
 #: The plan with a row for every method.
 FIELD = "field"
 
-#: The plans on equal terms, which share their baseline.
+#: The plan with a grid for every row.
+EQUAL_MINILM = "equal-terms-minilm"
+
+#: The plans on equal terms on mini-wiki, which share their baseline.
 EQUAL_TERMS = ("equal-terms", "infocse-diffcse")
 
 
@@ -48,6 +51,7 @@ def pictures(results_dir: Path) -> dict[str, "Callable[[Path], Figure]"]:
     known: dict[str, Callable[[Path], Figure]] = {
         "scores": scores,
         "field-scores": lambda folder: scores(folder, (FIELD,)),
+        "equal-scores": lambda folder: scores(folder, (EQUAL_MINILM,)),
         **GEOMETRY_PICTURES,
         "training-traces": training_traces,
         **{f"{plan}-traces": lambda folder, plan=plan: training_traces(folder, plan) for plan in PAPER_TRACES},  # type: ignore[misc]

@@ -17,6 +17,10 @@ _ENCODING = "benchmarks/encode-mini-wiki-cpu.json"
 _COSTS = "costs/mini-wiki-cpu-bf16.json"
 _PRESETS = "examples/configs"
 _FIELD, _FIELD_COSTS = "field", "costs/field-minilm-wiki-cpu-bf16.json"
+_EQUAL = "equal-terms-minilm"
+
+#: Rows of the plan ``field`` that need no training and stand in the table of ``equal-terms-minilm`` as well.
+UNTRAINED = ("all-minilm", "tfidf")
 _SPACE = "\N{NO-BREAK SPACE}"  # keeps a number and its sign on one line
 
 #: Rows of the plan ``field`` whose step is that of another row: the same networks, and another sum over dimensions.
@@ -184,15 +188,34 @@ def averages_table(results_dir: Path) -> Table:
 
 
 def field_table(results_dir: Path) -> Table:
-    """Return caption, head and rows: Avg of every row of the plan ``field``, the best first, its margin over SimCSE
-    beside the paper's, and the time of a step relative to SimCSE's where it was measured.
+    """Return caption, head and rows of the plan ``field``, all of whose rows have one setting; see ``_ranked``."""
+    summary = _summary(results_dir, _FIELD)
+    return _ranked(results_dir, summary, {}, "checkpoint chosen on STS-B dev, the test sets scored once")
+
+
+def equal_table(results_dir: Path) -> Table:
+    """Return caption, head and rows of the plan ``equal-terms-minilm``, with what needs no training from the plan
+    ``field``; see ``_ranked``."""
+    summary = _summary(results_dir, _EQUAL)
+    field = _summary(results_dir, _FIELD)["experiments"] if (results_dir / _FIELD / "summary.json").is_file() else {}
+    steps = f"{_long_steps(results_dir / _EQUAL)} steps"
+    how = f"learning rate, dropout and weights of each row and its checkpoint chosen on STS-B dev; {steps}"
+    return _ranked(results_dir, summary, {name: field[name] for name in UNTRAINED if name in field}, how)
+
+
+def _ranked(results_dir: Path, summary: Mapping[str, Any], more: Mapping[str, Any], how: str) -> Table:
+    """Return caption, head and rows: Avg of every row of a plan, the best first, its margin over the baseline beside
+    the paper's, and the time of a step relative to SimCSE's where it was measured.
+
+    Arguments:
+        more: further rows, by name.
+        how: how rows were trained and chosen, for the caption.
 
     Raises:
         ValueError: the plan's baseline has no scores.
     """
-    summary = json.loads((results_dir / _FIELD / "summary.json").read_text(encoding="utf-8"))
-    experiments = {name: row for name, row in summary["experiments"].items() if row.get("test")}
-    base = row_of(experiments, summary["baseline"], _FIELD)
+    experiments = {name: row for name, row in {**summary["experiments"], **more}.items() if row.get("test")}
+    base = row_of(experiments, summary["baseline"], summary["plan"])
     margins, costs_file = summary["margins"], results_dir / _FIELD_COSTS
     costs = {row["name"]: row for row in read_results(costs_file)["methods"]} if costs_file.is_file() else {}
     trained = {name: row["finished_seeds"] for name, row in experiments.items() if row["kind"] == "selected"}
@@ -209,12 +232,12 @@ def field_table(results_dir: Path) -> Table:
         step = costs.get(SAME_STEP.get(name, name), {}).get("time_ratio")
         cells += [f"{step:.1f}{_SPACE}×" if step else ""] if costs else []
         body.append(cells)
-    backbone = " and ".join(sorted({part for name in trained for part in experiments[name]["backbone"]}))
+    backbones = {part for name in trained for part in experiments[name]["backbone"] if part != "stage1"}
     of_rows = "mean ± standard deviation over the seeds" + (" of a row, of" if uneven else "")
     caption = (
-        f"Avg of the seven STS test sets, Spearman × 100; backbone {backbone}, stand-in Wikipedia corpus; "
-        f"{of_rows if len(seeds) > 1 else 'one seed,'} "
-        f"{', '.join(map(str, seeds))}; checkpoint chosen on STS-B dev, the test sets scored once. Margin: over "
+        f"Avg of the seven STS test sets, Spearman × 100; backbone {' and '.join(sorted(backbones))}, stand-in "
+        f"Wikipedia corpus; {of_rows if len(seeds) > 1 else 'one seed,'} "
+        f"{', '.join(map(str, seeds))}; {how}. Margin: over "
         f"{base['title']} with the same seed{'s' if len(seeds) > 1 else ''}; p: one-sided paired bootstrap over the "
         f"test pairs, which says nothing of other seeds. Paper: {margins['source']}."
     )
@@ -225,6 +248,17 @@ def field_table(results_dir: Path) -> Table:
         )
     head = ["", "Avg", "margin", "p", "paper", *(["seeds"] if uneven else []), *(["step"] if costs else [])]
     return caption, head, body
+
+
+def _summary(results_dir: Path, plan: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((results_dir / plan / "summary.json").read_text(encoding="utf-8"))
+    return {"plan": plan, **found}
+
+
+def _long_steps(folder: Path) -> str:
+    """Return the numbers of steps of a plan's runs with test scores."""
+    runs = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/seed=*.json")))
+    return " or ".join(map(str, sorted({int(run["trial"]["arguments"]["max_steps"]) for run in runs})))
 
 
 def p_value_of(summary: Mapping[str, Any], name: str, base: str) -> str:
@@ -254,4 +288,5 @@ FRONTDOOR_TABLES: dict[str, tuple[Callable[[Path], Table], bool]] = {
     "frontdoor/methods": (methods_table, True),
     "frontdoor/averages": (averages_table, False),
     "frontdoor/field": (field_table, False),
+    "frontdoor/equal": (equal_table, False),
 }

@@ -58,15 +58,18 @@ def grid_table(folder: Path, summary: Mapping[str, Any]) -> tuple[str, list[str]
         gain = "" if base is None else f"{spread(margin, sign=True)} over {experiments[base]['title']}"
         average = spread((entry.get("test") or {}).get("Avg"))
         long = [spread(entry.get("dev")), _steps(folder / name), average, gain]
-        body.append([entry["title"], *cells, _settings(chosen), _by_weight(points, chosen), *long])
+        several = len({weight for point in points for weight in point.weights}) > 1
+        how = (_by_name if several else _by_weight)(points, chosen)
+        picked = f"{_short(chosen.rate)}, {chosen.trial}" if several else _settings(chosen)
+        body.append([entry["title"], *cells, picked, how, *long])
     seeds = sorted({entry["dev"]["n"] for name in grids if (entry := experiments[name]).get("dev")})
     over = "one seed" if seeds == [1] else f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds"
     caption = (
         "STS-B dev of the best point of a grid at each learning rate, one seed; the point that was chosen; dev by "
-        "weight of the searched term at its rate and dropout. Behind it the chosen point's long runs, "
+        "weight of the searched term, or by combination, at its rate and dropout. Behind it the chosen point's long runs, "
         f"{over}: best dev score, its step, and Avg of the seven STS test sets. Spearman × 100."
     )
-    head = ["", *(f"dev at {_short(rate)}" for rate in rates), "chosen", "dev by weight"]
+    head = ["", *(f"dev at {_short(rate)}" for rate in rates), "chosen", "dev by setting"]
     return caption, [*head, "long, dev", "step", "Avg", "margin"], body
 
 
@@ -80,7 +83,8 @@ def gaps_table(folder: Path, summary: Mapping[str, Any]) -> tuple[str, list[str]
     """
     against = (summary.get("margins") or {}).get("against") or {}
     body = []
-    for name, base in against.items() if isinstance(against, Mapping) else ():
+    for name, bases in against.items() if isinstance(against, Mapping) else ():
+        base = bases if isinstance(bases, str) else bases[0]
         plain = {point.rate: point.dev for point in _usual(folder / base) if not point.weights}
         for point in _usual(folder / name):
             gap, accuracy = _late(point.log, GAPS), _late(point.log, ACCURACIES)
@@ -140,8 +144,18 @@ def _settings(point: Point) -> str:
 
 
 def _by_weight(points: Sequence[Point], chosen: Point) -> str:
-    own = [point for point in points if (point.rate, point.dropout) == (chosen.rate, chosen.dropout)]
-    return "; ".join(f"{value:g}: {point.dev:.2f}" for point in own for value in point.weights.values())
+    return "; ".join(
+        f"{value:g}: {point.dev:.2f}" for point in _beside(points, chosen) for value in point.weights.values()
+    )
+
+
+def _by_name(points: Sequence[Point], chosen: Point) -> str:
+    """Return dev by the point's name, of a grid over combinations."""
+    return "; ".join(f"{point.trial}: {point.dev:.2f}" for point in _beside(points, chosen))
+
+
+def _beside(points: Sequence[Point], chosen: Point) -> list[Point]:
+    return [point for point in points if (point.rate, point.dropout) == (chosen.rate, chosen.dropout)]
 
 
 def _short(rate: float) -> str:

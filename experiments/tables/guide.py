@@ -4,14 +4,16 @@ The words stand in this file; every number comes from a results file.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from csekit.evaluation.results import read_results
 from experiments.tables.frontdoor import SAME_STEP, Table, p_value_of, row_of, spread_of
 
 _PRESETS = "../examples/configs"
 _FIELD, _COSTS = "field", "costs/field-minilm-wiki-cpu-bf16.json"
+_EQUAL, _IN_EQUAL = "equal-terms-minilm", {"msse-released": "msse"}  # rows of another name there
 _TEACHER = "a teacher: any encoder"
 
 
@@ -101,7 +103,8 @@ METHODS = {
 
 
 def guide_table(results_dir: Path) -> Table:
-    """Return caption, head and rows: the methods, by their margin over their control in the plan ``field``.
+    """Return caption, head and rows: the methods, by their margin over their control in the plan ``field``; beside it
+    that of long runs with a grid for each row, where the plan ``equal-terms-minilm`` has the method.
 
     Raises:
         ValueError: the plan or the file of costs lacks a row.
@@ -109,24 +112,39 @@ def guide_table(results_dir: Path) -> Table:
     summary = json.loads((results_dir / _FIELD / "summary.json").read_text(encoding="utf-8"))
     costs = {row["name"]: row for row in read_results(results_dir / _COSTS)["methods"]}
     experiments, margins = summary["experiments"], summary["margins"]
+    equal_file = results_dir / _EQUAL / "summary.json"
+    equal = json.loads(equal_file.read_text(encoding="utf-8")) if equal_file.is_file() else {}
     found = []
     for name, method in METHODS.items():
         margin = row_of(row_of(margins["rows"], name, _FIELD), method.over, name) if method.over else None
         ratio = row_of(costs, SAME_STEP.get(name, name), _COSTS)["time_ratio"]
         cells = [method.name, method.adds, method.needs, f"{ratio:.1f} ×"]
         if margin is None:
-            cells += ["", "", "", ""]
+            cells += ["", "", "", "", ""]
         else:
             over = row_of(experiments, method.over, _FIELD)["title"]
             cells += [spread_of(margin, "+"), over, p_value_of(summary, name, method.over), str(margin["n"])]
+            cells.append(_long_margin(equal, _IN_EQUAL.get(name, name), over))
         paper = (margins.get("paper") or {}).get(name)
         cells += ["" if paper is None else f"{paper:+.2f}", f"[preset]({_PRESETS}/{method.preset}.yaml)"]
         found.append((margin["mean"] if margin else 0.0, cells))
     caption = (
         "Margin: mean ± standard deviation of the Avg of the seven STS test sets over the control, seed by seed, on "
         "minilm-wiki with the stand-in Wikipedia corpus, in short runs with one setting for all; p: one-sided paired "
-        "bootstrap over the test pairs. Control: the nearest row without what the method adds. Step: its time "
+        "bootstrap over the test pairs. Control: the nearest row without what the method adds. Own rate: the margin of "
+        "long runs with learning rate, dropout and weight chosen for each row. Step: its time "
         f"relative to SimCSE's, on CPU. Paper: over SimCSE; {margins['source']}."
     )
-    head = ["method", "what it adds", "needs", "step", "margin", "over", "p", "seeds", "paper", ""]
+    head = ["method", "what it adds", "needs", "step", "margin", "over", "p", "seeds", "own rate", "paper", ""]
     return caption, head, [cells for _, cells in sorted(found, key=lambda item: -item[0])]
+
+
+def _long_margin(equal: Mapping[str, Any], name: str, over: str) -> str:
+    """Return the margin over the first base that a row has in the plan on equal terms; the base is named if it is
+    another one than ``over``."""
+    found = ((equal.get("margins") or {}).get("rows") or {}).get(name)
+    if not found:
+        return ""
+    base, margin = next(iter(found.items()))
+    title = equal["experiments"][base]["title"]
+    return spread_of(margin, "+") + ("" if title == over else f" over {title}")
