@@ -66,8 +66,8 @@ def grid_table(folder: Path, summary: Mapping[str, Any]) -> tuple[str, list[str]
     over = "one seed" if seeds == [1] else f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds"
     caption = (
         "STS-B dev of the best point of a grid at each learning rate, one seed; the point that was chosen; dev by "
-        "weight of the searched term, or by combination, at its rate and dropout. Behind it the chosen point's long runs, "
-        f"{over}: best dev score, its step, and Avg of the seven STS test sets. Spearman × 100."
+        "weight of the searched term, or by combination, at its rate and dropout. Behind it the chosen point's long "
+        f"runs, {over}: best dev score, its step, and Avg of the seven STS test sets. Spearman × 100."
     )
     head = ["", *(f"dev at {_short(rate)}" for rate in rates), "chosen", "dev by setting"]
     return caption, [*head, "long, dev", "step", "Avg", "margin"], body

@@ -131,8 +131,8 @@ def guide_table(results_dir: Path) -> Table:
     caption = (
         "Margin: mean ± standard deviation of the Avg of the seven STS test sets over the control, seed by seed, on "
         "minilm-wiki with the stand-in Wikipedia corpus, in short runs with one setting for all; p: one-sided paired "
-        "bootstrap over the test pairs. Control: the nearest row without what the method adds. Own rate: the margin of "
-        "long runs with learning rate, dropout and weight chosen for each row. Step: its time "
+        "bootstrap over the test pairs. Control: the nearest row without what the method adds. Own rate: the margin "
+        "of long runs with learning rate, dropout and weight chosen for each row. Step: its time "
         f"relative to SimCSE's, on CPU. Paper: over SimCSE; {margins['source']}."
     )
     head = ["method", "what it adds", "needs", "step", "margin", "over", "p", "seeds", "own rate", "paper", ""]

@@ -15,9 +15,10 @@ benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``cor
 ``benchmarks/gpu.sh``: see ``experiments.tables.costs`` and ``experiments.tables.students``; a ``costs`` table includes
 the backbone's ``parameters`` if measured; ``speed``: see ``experiments.tables.retrieval``),
 ``quickstart/STEP`` and ``quickstart/times`` (see ``experiments.quickstart``),
-``frontdoor/beside``, ``frontdoor/methods``, ``frontdoor/equal``, ``frontdoor/field`` and ``frontdoor/averages`` for the
-front pages (see ``experiments.tables.frontdoor``), ``guide`` (see ``experiments.tables.guide``), ``audit/gradients`` (see
-``experiments.tables.audit``), ``auxiliary-networks/alone`` (see ``experiments.tables.auxiliaries``),
+``frontdoor/beside``, ``frontdoor/methods``, ``frontdoor/equal``, ``frontdoor/field`` and ``frontdoor/averages`` for
+the front pages (see ``experiments.tables.frontdoor``), ``guide`` (see ``experiments.tables.guide``),
+``audit/gradients`` (see ``experiments.tables.audit``), ``auxiliary-networks/alone`` (see
+``experiments.tables.auxiliaries``),
 ``backbone/starts``, ``backbone-gpu/starts`` (see ``experiments.tables.backbone``), ``evaluation/retrieval``,
 ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, ``uses`` (see
 ``experiments.score_uses``), ``domains/NAME`` (see ``experiments.run_domain``), or ``evaluation/TABLE`` for those that

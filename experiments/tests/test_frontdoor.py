@@ -145,6 +145,32 @@ def test_the_field_has_its_best_row_first_and_the_cost_of_each_step(tmp_path: Pa
         update(page("field"), tmp_path)
 
 
+def test_equal_terms_borrow_what_needs_no_training_from_the_field(tmp_path: Path) -> None:
+    trained = {"kind": "selected", "backbone": ["mini"]}
+    untrained = {"kind": "command", "finished_seeds": [None]}
+    plans = {
+        "equal-terms-minilm": {
+            "simcse": experiment("SimCSE", 60.0, **trained),
+            "pcl": experiment("PCL", 61.0, **trained),
+        },
+        "field": {"simcse": experiment("not this one", 90.0), "tfidf": experiment("TF-IDF", 62.0, **untrained)},
+    }
+    for plan, experiments in plans.items():
+        margins = {"rows": {"pcl": {"simcse": {"mean": 1.0, "std": 0.25, "n": 3}}}, "source": "its Table 1"}
+        write_results(
+            tmp_path / plan / "summary.json", {"baseline": "simcse", "experiments": experiments, "margins": margins}
+        )
+    run = {"trial": {"arguments": {"max_steps": "600"}}}
+    write_results(tmp_path / "equal-terms-minilm/simcse/seed=42.json", run)
+    text = update(page("equal"), tmp_path)
+    assert "600 steps" in text and "backbone mini" in text
+    assert [row[:3] for row in rows(text)[2:]] == [
+        ["TF-IDF", "62.00 ± 0.50", ""],
+        ["PCL", "61.00 ± 0.50", "+1.00 ± 0.25"],
+        ["SimCSE", "60.00 ± 0.50", ""],
+    ]
+
+
 def test_the_guide_takes_each_margin_over_its_control(tmp_path: Path) -> None:
     titles = {name: method.name for name, method in GUIDE.items()}
     bases = {"simcse", "simcse-mean", "simcse-batchnorm", "prompt"}
@@ -170,9 +196,17 @@ def test_the_guide_takes_each_margin_over_its_control(tmp_path: Path) -> None:
         "0.250",
         "3",
     ]
-    assert body["[ArcCSE](#arccse)"][4] == "title of simcse" and body["[ArcCSE](#arccse)"][7] == "+1.86"
-    assert body["SimCSE"][3:8] == ["", "", "", "", ""]
+    assert body["[ArcCSE](#arccse)"][4] == "title of simcse" and body["[ArcCSE](#arccse)"][7:9] == ["", "+1.86"]
+    assert body["SimCSE"][3:9] == ["", "", "", "", "", ""]
     assert body["[MSSE](#msse-the-paper-and-its-repository)"][2] == "1.5 ×"
+    (tmp_path / "equal-terms-minilm").mkdir()
+    long = {"arccse": {"simcse": {"mean": 0.25, "std": 0.5}}, "msse": {"prompt": {"mean": 0.75, "std": None}}}
+    bases = {"simcse": {"title": "title of simcse"}, "prompt": {"title": "another prompt"}}
+    equal = {"experiments": bases, "margins": {"rows": long}}
+    (tmp_path / "equal-terms-minilm" / "summary.json").write_text(json.dumps(equal))
+    body = {row[0]: row[1:] for row in rows(update(marker, tmp_path))[2:]}
+    assert body["[ArcCSE](#arccse)"][7:9] == ["+0.25 ± 0.50", "+1.86"] and body["DiffCSE"][7] == ""
+    assert body["[MSSE](#msse-the-paper-and-its-repository)"][7] == "+0.75 over another prompt"
     del found["tsdae"]
     (tmp_path / "field" / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(TableError, match="field must have a row 'tsdae'"):

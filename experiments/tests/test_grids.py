@@ -55,6 +55,20 @@ def test_each_rate_has_its_best_point_and_the_choice_its_long_runs(results: Path
     ]
 
 
+def test_a_grid_of_combinations_names_its_points(results: Path) -> None:
+    for name, weights, score in (("pair", {"dcm_weight": "0.2"}, 75.0), ("other", {"triplet_weight": "0.1"}, 74.0)):
+        point = {
+            "trial": {"kind": "grid", "arguments": {"learning_rate": "0.0001", **weights}},
+            "dev": {"best": score},
+        }
+        write(results / f"plan/mixed/{name}.json", point)
+    summary = json.loads((results / "plan/summary.json").read_text())
+    summary["experiments"]["mixed"] = {"title": "Mixed", "selected": {"trial": "pair"}}
+    write(results / "plan/summary.json", summary)
+    (row,) = [line for line in render("plan/grid", results).splitlines() if line.startswith("| Mixed")]
+    assert row == "| Mixed | – | 75.00 | 1e-4, pair | other: 74.00; pair: 75.00 | – | – | – |  |"
+
+
 def test_each_point_has_its_gap_beside_its_margin_over_the_base(results: Path) -> None:
     """The last three log entries count; a point of dropout 0.2 stays out."""
     for place, gap in enumerate((9.0, 0.5, 0.25, 0.75)):

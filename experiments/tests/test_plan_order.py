@@ -154,10 +154,10 @@ def test_margins_are_differences_seed_by_seed(second_plan: Any) -> None:
 
 def test_a_margin_against_an_own_base(second_plan: Any) -> None:
     second_plan.plan["experiments"]["four"] = {"title": "Four", "grid": {"learning_rate": [3e-5]}}
-    second_plan.plan["margins"] = {"against": {"three": "one", "four": "three"}}
+    second_plan.plan["margins"] = {"against": {"three": "one", "four": ["three", "one"]}}
     assert second_plan.run() == 0
     rows = summary_of(second_plan, "second")["margins"]["rows"]
-    assert {name: list(row) for name, row in rows.items()} == {"three": ["one"], "four": ["three"]}
+    assert {name: list(row) for name, row in rows.items()} == {"three": ["one"], "four": ["three", "one"]}
     np.testing.assert_allclose([rows["three"]["one"]["mean"], rows["four"]["three"]["mean"]], [0.0, -0.7], atol=1e-9)
 
 
