@@ -92,6 +92,7 @@ def test_pictures_come_from_results_files(results: Path, tmp_path: Path, monkeyp
     assert missing.keys() == traces | {
         "backbone",
         "backbone-gpu",
+        "equal-scores",
         "few-shot",
         "field-scores",
         "labelled-clusters",
