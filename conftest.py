@@ -1,5 +1,6 @@
 """Fixtures that several packages' tests share: the data folder, a browser, and a tiny BERT with its tokenizer."""
 
+import importlib
 import os
 import runpy
 import shutil
@@ -25,19 +26,43 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a CUDA device")
 
 
+def _package() -> dict[str, Any]:
+    return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "csekit"}
+
+
 def _callables() -> dict[tuple[str, str], Any]:
-    modules = [(name, module) for name, module in sys.modules.items() if name.split(".")[0] == "csekit"]
-    return {(name, key): value for name, m in modules for key, value in list(vars(m).items()) if callable(value)}
+    found = _package().items()
+    return {(name, key): value for name, m in found for key, value in list(vars(m).items()) if callable(value)}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_stays_patched() -> Iterator[None]:
-    """A module's tests leave the package's functions as they found them: a patch that stays changes later tests."""
-    before = _callables()
+    """A module's tests leave the package's functions as they found them: a patch that stays changes later tests. So
+    does a module that was first imported under a patch, and keeps None for a function."""
+    before, loaded = _callables(), set(_package())
     yield
     after = _callables()
     changed = [".".join(key) for key, value in before.items() if after.get(key, value) is not value]
     assert not changed, f"still patched after this module's tests: {', '.join(changed)}"
+    own = {key for (name, key), value in after.items() if getattr(value, "__module__", None) == name}
+    fresh = [(name, vars(module)) for name, module in _package().items() if name not in loaded]
+    empty = [f"{name}.{key}" for name, held in fresh for key, value in held.items() if value is None and key in own]
+    assert not empty, f"first imported under a patch: {', '.join(empty)}"
+
+
+@pytest.fixture
+def no_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where an encoder is loaded, by whatever module; those that hold the function are imported before."""
+    for name in (
+        "csekit.encoding.deploy",
+        "csekit.encoding.stored",
+        "csekit.trainers.data.teachers",
+        "csekit.trainers.export_check",
+    ):
+        importlib.import_module(name)
+    for module in [*_package().values()]:
+        if vars(module).get("load_encoder") is not None:
+            monkeypatch.setattr(module, "load_encoder", None)
 
 
 @pytest.fixture(scope="session")

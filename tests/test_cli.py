@@ -94,7 +94,7 @@ def test_the_default_tasks_on_the_hub_are_those_that_it_has(tiny_folder: Path, m
 
 
 def test_suites_share_one_file_and_a_broken_one_is_found_before_encoding(
-    tmp_path: Path, tiny_folder: Path, small_data: Path, monkeypatch: Any
+    tmp_path: Path, tiny_folder: Path, small_data: Path, request: pytest.FixtureRequest
 ) -> None:
     output = tmp_path / "tiny.json"
     common = ("--data_dir", small_data, "--output", output, "--device", "cpu", "--no_progress")
@@ -112,7 +112,7 @@ def test_suites_share_one_file_and_a_broken_one_is_found_before_encoding(
     assert other.exit_code == 2
     assert "'seed': 1111" in other.output
     (small_data / "CR/custrev.neg").write_text("the cat\n")
-    monkeypatch.setattr("csekit.encoding.load.load_encoder", None)
+    request.getfixturevalue("no_encoder")
     broken = run(*model, "--tasks", "STS15,CR", *common)
     assert broken.exit_code == 2
     assert "custrev.neg: expected 12 examples, found 1" in broken.output

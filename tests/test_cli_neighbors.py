@@ -25,10 +25,9 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["results.json", "notes.json", "texts.tsv"])
 def test_a_file_that_holds_something_else_stays(
-    tmp_path: Path, tiny_folder: Path, corpus: Path, monkeypatch: Any, name: str
+    tmp_path: Path, tiny_folder: Path, corpus: Path, no_encoder: None, name: str
 ) -> None:
     """A run's results and a corpus were replaced without a word."""
-    monkeypatch.setattr("csekit.encoding.load_encoder", None)
     content = {"results.json": '{"format": 1, "method": "simcse"}', "notes.json": "none", "texts.tsv": "a\tb\n"}[name]
     (tmp_path / name).write_text(content)
     words = ("--pooling_a", "mean", "--pooling_b", "cls", "--corpus", corpus, "-o", tmp_path / name)
@@ -40,10 +39,9 @@ def test_a_file_that_holds_something_else_stays(
 
 @pytest.mark.parametrize("name", ["a.json", "a.tsv"])
 def test_an_empty_file_stays_as_in_other_commands(
-    tmp_path: Path, tiny_folder: Path, corpus: Path, monkeypatch: Any, name: str
+    tmp_path: Path, tiny_folder: Path, corpus: Path, no_encoder: None, name: str
 ) -> None:
     """Regression: it was said to hold something else than neighbours."""
-    monkeypatch.setattr("csekit.encoding.load_encoder", None)
     (tmp_path / name).touch()
     found = run(tiny_folder, tiny_folder, "--corpus", corpus, "-o", tmp_path / name)
     assert found.exit_code == 2

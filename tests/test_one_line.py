@@ -237,9 +237,8 @@ def test_a_worker_that_is_killed(encode: Callable[..., Any]) -> None:
     ],
 )
 def test_an_output_that_cannot_be_written_is_told_before_the_work(
-    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], output: str
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, no_encoder: None, words: list[str], output: str
 ) -> None:
-    monkeypatch.setattr("csekit.encoding.load.load_encoder", None)
     monkeypatch.setattr("csekit.evaluation.sts_data.load_sts", None)
     (tmp_path / "texts.txt").write_text("a dog\na cat\nthe man\n")
     (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2\ne\tf\t3\n")

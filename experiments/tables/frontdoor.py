@@ -164,10 +164,7 @@ def averages_table(results_dir: Path) -> Table:
     Raises:
         ValueError: a plan lacks one of the experiments.
     """
-    summaries = {
-        plan: json.loads((results_dir / plan / "summary.json").read_text(encoding="utf-8"))
-        for plan in dict.fromkeys(plan for plan, _, _ in AVERAGES)
-    }
+    summaries = {plan: summary_of(results_dir, plan) for plan in dict.fromkeys(plan for plan, _, _ in AVERAGES)}
     body = []
     for plan, name, base in AVERAGES:
         experiments = summaries[plan]["experiments"]
@@ -189,15 +186,15 @@ def averages_table(results_dir: Path) -> Table:
 
 def field_table(results_dir: Path) -> Table:
     """Return caption, head and rows of the plan ``field``, all of whose rows have one setting; see ``_ranked``."""
-    summary = _summary(results_dir, _FIELD)
+    summary = summary_of(results_dir, _FIELD)
     return _ranked(results_dir, summary, {}, "checkpoint chosen on STS-B dev, the test sets scored once")
 
 
 def equal_table(results_dir: Path) -> Table:
     """Return caption, head and rows of the plan ``equal-terms-minilm``, with what needs no training from the plan
     ``field``; see ``_ranked``."""
-    summary = _summary(results_dir, _EQUAL)
-    field = _summary(results_dir, _FIELD)["experiments"] if (results_dir / _FIELD / "summary.json").is_file() else {}
+    summary = summary_of(results_dir, _EQUAL)
+    field = summary_of(results_dir, _FIELD)["experiments"] if (results_dir / _FIELD / "summary.json").is_file() else {}
     steps = f"{_long_steps(results_dir / _EQUAL)} steps"
     how = f"learning rate, dropout and weights of each row and its checkpoint chosen on STS-B dev; {steps}"
     return _ranked(results_dir, summary, {name: field[name] for name in UNTRAINED if name in field}, how)
@@ -232,10 +229,9 @@ def _ranked(results_dir: Path, summary: Mapping[str, Any], more: Mapping[str, An
         step = costs.get(SAME_STEP.get(name, name), {}).get("time_ratio")
         cells += [f"{step:.1f}{_SPACE}×" if step else ""] if costs else []
         body.append(cells)
-    backbones = {part for name in trained for part in experiments[name]["backbone"] if part != "stage1"}
     of_rows = "mean ± standard deviation over the seeds" + (" of a row, of" if uneven else "")
     caption = (
-        f"Avg of the seven STS test sets, Spearman × 100; backbone {' and '.join(sorted(backbones))}, stand-in "
+        f"Avg of the seven STS test sets, Spearman × 100; backbone {' and '.join(base['backbone'])}, stand-in "
         f"Wikipedia corpus; {of_rows if len(seeds) > 1 else 'one seed,'} "
         f"{', '.join(map(str, seeds))}; {how}. Margin: over "
         f"{base['title']} with the same seed{'s' if len(seeds) > 1 else ''}; p: one-sided paired bootstrap over the "
@@ -250,7 +246,8 @@ def _ranked(results_dir: Path, summary: Mapping[str, Any], more: Mapping[str, An
     return caption, head, body
 
 
-def _summary(results_dir: Path, plan: str) -> dict[str, Any]:
+def summary_of(results_dir: Path, plan: str) -> dict[str, Any]:
+    """Return a plan's summary.json, with the plan's name."""
     found: dict[str, Any] = json.loads((results_dir / plan / "summary.json").read_text(encoding="utf-8"))
     return {"plan": plan, **found}
 

@@ -3,13 +3,12 @@
 The words stand in this file; every number comes from a results file.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from csekit.evaluation.results import read_results
-from experiments.tables.frontdoor import SAME_STEP, Table, p_value_of, row_of, spread_of
+from experiments.tables.frontdoor import SAME_STEP, Table, p_value_of, row_of, spread_of, summary_of
 
 _PRESETS = "../examples/configs"
 _FIELD, _COSTS = "field", "costs/field-minilm-wiki-cpu-bf16.json"
@@ -109,11 +108,10 @@ def guide_table(results_dir: Path) -> Table:
     Raises:
         ValueError: the plan or the file of costs lacks a row.
     """
-    summary = json.loads((results_dir / _FIELD / "summary.json").read_text(encoding="utf-8"))
+    summary = summary_of(results_dir, _FIELD)
     costs = {row["name"]: row for row in read_results(results_dir / _COSTS)["methods"]}
     experiments, margins = summary["experiments"], summary["margins"]
-    equal_file = results_dir / _EQUAL / "summary.json"
-    equal = json.loads(equal_file.read_text(encoding="utf-8")) if equal_file.is_file() else {}
+    equal = summary_of(results_dir, _EQUAL) if (results_dir / _EQUAL / "summary.json").is_file() else {}
     found = []
     for name, method in METHODS.items():
         margin = row_of(row_of(margins["rows"], name, _FIELD), method.over, name) if method.over else None
