@@ -6,7 +6,7 @@
 Both sides train SimCSE from the same weights on the same sentences, evaluate the dev pairs at the same steps, keep the
 best checkpoint and write the encoder (`st_training.py` is sentence-transformers' script). With `--task mlm` both sides
 continue the masked LM over blocks of tokens, and `--dev_file` has held-out sentences, one a line (`mlm_training.py` is
-Transformers' script). `--also_with NAME=VALUE` runs csekit a second time in each round, with that environment
+Transformers' script). `--also_with NAME=VALUE` runs both sides a second time in each round, with that environment
 variable. `--vocabulary 250002` adds rows to the word embeddings that no text reads, as a multilingual encoder has them
 (XLM-R) for a corpus of one language. They take turns for `--rounds` rounds; ratios are medians within the rounds. Wall
 time goes from the start of the process to its end, so imports and reading count. CPU time is that of the process and
@@ -40,7 +40,8 @@ SAMPLE_SECONDS = 0.2
 
 
 def sides(args: argparse.Namespace) -> list[str]:
-    return [OURS, PEERS[args.task][0], *(f"{OURS}, {setting}" for setting in args.also_with)]
+    both = [OURS, PEERS[args.task][0]]
+    return both + [f"{side}, {setting}" for setting in args.also_with for side in both]
 
 
 def words(side: str, args: argparse.Namespace, output: Path) -> list[str]:
@@ -49,7 +50,7 @@ def words(side: str, args: argparse.Namespace, output: Path) -> list[str]:
     common += ["--output_dir", str(output), "--max_steps", str(args.max_steps), "--eval_steps", str(args.eval_steps)]
     common += ["--learning_rate", "3e-5"]
     peer, script = PEERS[args.task]
-    if side == peer:
+    if side.partition(", ")[0] == peer:
         own = ["--dev_file", args.dev_file, "--max_seq_length", str(args.max_seq_length)]
         own += ["--batch_size", str(args.batch_size), *(["--bf16"] if args.precision == "bf16" else [])]
         own += ["--use_cpu"] if args.device == "cpu" else []

@@ -6,6 +6,10 @@ pages of the one before: 7,000 to 28,000 page faults a step on a small encoder.
 
 Blocks of an evaluation and those of a training step differ in size. Each leaves holes that the other does not fill,
 and a run's memory would grow with every evaluation.
+
+Before 2.39, glibc also kept the scraps beside an aligned block in the thread's cache, where a freed neighbour cannot
+join them (its bug 30723). The hole is then a few bytes too small for the next tensor of the same size. Only the
+environment of a process can turn the cache off: ``GLIBC_TUNABLES=glibc.malloc.tcache_count=0``.
 """
 
 import ctypes
@@ -22,8 +26,8 @@ from .fast_switch import fast
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 #: The largest limits that glibc reaches by itself.
 _LARGEST_BLOCK, _LARGEST_END = 32 << 20, 64 << 20
-#: Variables by which a user sets these limits.
-_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
+#: Limits that a user sets by variables, MALLOC_TRIM_THRESHOLD_ and the like, or in GLIBC_TUNABLES.
+_LIMITS = ("trim_threshold", "mmap_threshold", "top_pad", "mmap_max")
 
 
 @lru_cache
@@ -50,7 +54,8 @@ def freed_memory_kept() -> Iterator[None]:
 
     ``give_back`` works inside as well. After the context the memory goes back, and the limits are the largest that
     glibc reaches by itself; it moves them no more. Nothing happens with another C library, if the fast paths are off,
-    and where the environment sets the limits (``MALLOC_TRIM_THRESHOLD_`` and the like, or ``GLIBC_TUNABLES``).
+    and where the environment sets one of the limits (``MALLOC_TRIM_THRESHOLD_``, or
+    ``GLIBC_TUNABLES=glibc.malloc.trim_threshold=…``, and the like).
     """
     libc = _libc() if fast() and not _set_by_user() else None
     if libc is None:
@@ -66,4 +71,5 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def _set_by_user() -> bool:
-    return "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(name in os.environ for name in _VARIABLES)
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return any(f"MALLOC_{limit.upper()}_" in os.environ or f"glibc.malloc.{limit}=" in tunables for limit in _LIMITS)

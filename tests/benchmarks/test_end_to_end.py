@@ -142,9 +142,15 @@ def test_what_cannot_be_is_refused(argv: list[str]) -> None:
     assert found.returncode == 2 and "--also_with must be NAME=VALUE, got A" in found.stderr
 
 
-def test_csekit_runs_again_with_a_variable(end_to_end: ModuleType, argv: list[str], tmp_path: Path) -> None:
+def test_both_sides_run_again_with_a_variable(end_to_end: ModuleType, argv: list[str], tmp_path: Path) -> None:
     args = end_to_end.read_arguments([*argv, "--also_with", "LIMIT=1,5"])
-    assert end_to_end.sides(args) == ["csekit", "sentence-transformers", "csekit, LIMIT=1,5"]
+    assert end_to_end.sides(args) == [
+        "csekit",
+        "sentence-transformers",
+        "csekit, LIMIT=1,5",
+        "sentence-transformers, LIMIT=1,5",
+    ]
+    assert end_to_end.words("sentence-transformers, LIMIT=1,5", args, tmp_path)[1].endswith("st_training.py")
     assert end_to_end.words("csekit, LIMIT=1,5", args, tmp_path)[1:3] == ["-m", "csekit"]
     code = "import os; raise SystemExit(os.environ['LIMIT'] != '1,5')"
     assert end_to_end.run([sys.executable, "-c", code], tmp_path / "log", 1, "LIMIT=1,5")["seconds"] > 0
