@@ -70,7 +70,7 @@ def test_defaults_of_msse_are_the_paper_s_and_its_dimension_loss_that_of_the_rep
     config = MSSEConfig()
     assert (config.pooling, config.projector, config.temperature) == ("mask", "linear", 0.05)
     assert config.prompt_template == '"{sentence}" means {mask}.'
-    dcm = DimensionContrastConfig(weight=0.2, reduction="released", representation="h")
+    dcm = DimensionContrastConfig(weight=0.002, reduction="released", representation="h")
     assert config.objectives == [dcm, InformationCompensationConfig()]
     assert (config.icm_weight, config.icm_decoder, config.icm_target, config.icm_representation) == (
         *(0.2, "causal"),
