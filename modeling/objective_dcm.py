@@ -30,7 +30,8 @@ class DimensionContrastConfig(ObjectiveConfig):
 
     Arguments:
         weight: μ of Eq. 10. The paper's repository has 0.2; Appendix A has 0.8, and does not say for which form. On
-            minilm-wiki a hundredth of the repository's weight does about as well without labels, and far better with them.
+            minilm-wiki a hundredth of the repository's weight does about as well without labels, and far better with
+            them.
         reduction: ``released`` has the weights of the paper's repository, 2 for the same dimensions and 0.05 for
             different ones. ``sum`` is Eq. 4 exactly. With B rows its minimum, H − (B − 1), has correlations of
             (B − 1)/H between the two views of a dimension: a third at B = 256, H = 768. ``balanced`` takes means
