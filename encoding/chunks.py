@@ -23,10 +23,14 @@ MAX_BATCH_TOKENS = 16_384
 MAX_BATCH_TOKENS_CPU = 2048
 #: Default number of texts in a chunk.
 CHUNK = 8192
+#: The most chunks whose tokens are kept for another call.
+KEPT_CHUNKS = 4
 #: With fewer tokens than this, laying out the weights anew costs more than it saves.
 FEW_TOKENS = 2048
 
 T = TypeVar("T")
+#: Texts of chunks to their tokens, kept from one call to the next: for the same texts, tokenizer, limit and template.
+KeptTokens = dict[tuple[str, ...], "TokenizedChunk"]
 
 
 @contextmanager
@@ -85,6 +89,23 @@ def tokenize_chunk(
     return TokenizedChunk([distinct[text] for text in texts], tokens.input_ids, sum(tokens.truncated))
 
 
+def tokenize_chunks(
+    tokenizer: PreTrainedTokenizerBase,
+    chunks: Iterable[Sequence[str]],
+    limit: int,
+    template: str | None,
+    kept: KeptTokens | None = None,
+) -> Iterator[TokenizedChunk]:
+    """Yield the tokens of each chunk. ``kept`` has those of earlier calls and gets new ones, up to ``KEPT_CHUNKS``."""
+    for texts in chunks:
+        chunk = kept.get(tuple(texts)) if kept else None
+        if chunk is None:
+            chunk = tokenize_chunk(tokenizer, texts, limit, template)
+            if kept is not None and len(kept) < KEPT_CHUNKS:
+                kept[tuple(texts)] = chunk
+        yield chunk
+
+
 def ahead(items: Iterator[T]) -> Iterator[T]:
     """Yield the items. A thread makes each while the caller works on the one before."""
     end: object = object()
@@ -136,8 +157,8 @@ def embed_chunks(
     template: str | None,
     precision: str,
     advance: Callable[[int], object] = lambda rows: None,
+    kept: KeptTokens | None = None,
 ) -> Iterator[tuple[np.ndarray, int]]:
     """Yield each chunk's embeddings (n, H) float32 and the number of its distinct texts that were truncated."""
-    tokenized = (tokenize_chunk(tokenizer, texts, limit, template) for texts in chunks)
-    for chunk in ahead(tokenized):
+    for chunk in ahead(tokenize_chunks(tokenizer, chunks, limit, template, kept)):
         yield embed_chunk(model, tokenizer, chunk, batch_size, precision, advance), chunk.truncated

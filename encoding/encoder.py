@@ -16,7 +16,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from csekit.encoding.chunks import CHUNK, embed_chunks
+from csekit.encoding.chunks import CHUNK, KeptTokens, embed_chunks
 from csekit.encoding.chunks import evaluating as evaluating
 from csekit.encoding.chunks import token_batches as token_batches
 from csekit.encoding.fast_cpu import check_precision
@@ -150,6 +150,8 @@ class TextEncoder:
         similarity_fn_name: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``: the similarity of the training.
         truncate_dim: embeddings are the first dimensions of the model's, this many; None: all.
         modules: digest of the settings of the modules that sentence-transformers runs; None where csekit runs them.
+        kept_tokens: a dictionary in which ``encode`` keeps the tokens of its texts, for the next call with the same
+            ones; None: they are not kept.
         loading: what ``load_encoder`` was told: ``model``, and ``pooling``, ``max_length``, ``prompt_template`` and
             ``truncate_dim`` where given.
     """
@@ -161,6 +163,7 @@ class TextEncoder:
     similarity_fn_name: str = "cosine"
     truncate_dim: int | None = None
     modules: str | None = None
+    kept_tokens: KeptTokens | None = None
 
     def __init__(
         self,
@@ -253,6 +256,7 @@ class TextEncoder:
             self.prompt_template,
             self.precision,
             advance,
+            self.kept_tokens,
         )
 
     def given(self, texts: Sequence[str]) -> Sequence[str]:

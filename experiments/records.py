@@ -82,10 +82,16 @@ class TrialRecords:
         return None
 
     def begin(self, trial: Trial) -> bool:
-        """Note that a trial starts. Return True where it was started before."""
+        """Note that a trial starts. Return True where it was started before and goes on from its last checkpoint.
+
+        With ``save_only_model`` there is no such checkpoint: the trial starts anew in an empty folder.
+        """
         starts = int((self.state(trial) or {}).get("starts", 0)) + 1
+        resumes = starts > 1 and trial.setting("save_only_model", "False") != "True"
+        if starts > 1 and not resumes:
+            shutil.rmtree(self.folder(trial))
         self._note(trial, {"status": "running", "starts": starts})
-        return starts > 1
+        return resumes
 
     def end(self, trial: Trial, status: str, returncode: int, tail: list[str] | None = None) -> None:
         """Note how a trial ended: ``finished``, ``failed`` or ``interrupted``."""

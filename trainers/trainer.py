@@ -18,7 +18,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
-from csekit.encoding.encoder import encode, evaluating
+from csekit.encoding.chunks import KeptTokens
+from csekit.encoding.encoder import TextEncoder, evaluating
 from csekit.encoding.provenance import environment
 from csekit.evaluation.geometry import label_free_criteria
 from csekit.evaluation.pairs import Pairs
@@ -116,6 +117,7 @@ class CSETrainer(HubTrainer):
         check_teachers(model, self.teachers)
         self.corpus, self.dev, self.transfer, self.tokenizer = corpus, dev, list(transfer), tokenizer
         self.embedded_dev: EmbeddedPairs | None = None
+        self._dev_tokens: KeptTokens = {}
         self.saved_scores: dict[str, float] = {}
         geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []
         self._select(args, dev)
@@ -314,7 +316,7 @@ class CSETrainer(HubTrainer):
         scores = dict(known or {})
         if self.dev is not None and not known:
             given = precision or ("bf16" if self.args.bf16_full_eval else "fp32")
-            self.embedded_dev = EmbeddedPairs(lambda texts: self._embed(texts, given), [self.dev])
+            self.embedded_dev = EmbeddedPairs(lambda texts: self._embed(texts, given, self._dev_tokens), [self.dev])
             scores[f"{self.dev.name}_spearman"] = score_pairs(self.embedded_dev, self.dev)["spearman"]
         if self.transfer:
             tasks = evaluate_transfer(self.embed, self.transfer, mode="dev").tasks
@@ -334,10 +336,12 @@ class CSETrainer(HubTrainer):
         """
         return self._embed(texts, "fp32")
 
-    def _embed(self, texts: list[str], precision: str) -> Any:
+    def _embed(self, texts: list[str], precision: str, kept: KeptTokens | None = None) -> Any:
         template = self.model.config.prompt_template
+        encoder = TextEncoder(self.model, self.tokenizer, prompt_template=template, precision=precision)
+        encoder.kept_tokens = kept
         with without_autocast(self.model), embeddings_alone(self.model), self._uncompiled():
-            return encode(self.model, self.tokenizer, texts, prompt_template=template, precision=precision)
+            return encoder.encode(texts)
 
     def _uncompiled(self) -> AbstractContextManager[None]:
         return uncompiled(self.model) if self.args.torch_compile else nullcontext()

@@ -134,6 +134,21 @@ def test_a_trial_that_was_killed_with_its_driver_is_not_called_running(
     assert "learning_rate=0.0001" in line
 
 
+def test_a_trial_that_saves_no_optimiser_starts_anew(bench: Any) -> None:
+    """Its checkpoint cannot be continued: the script refused it, on every later call, too."""
+    bench.plan["arguments"] |= {"save_only_model": True}
+    bench.plan["experiments"].pop("two")
+    with bench.held(1):
+        process = bench.start()
+        bench.wait_for("one/learning_rate=0.0001 step 0")
+        process.terminate()
+        process.communicate(timeout=60)
+    left = bench.folder / "runs/one/learning_rate=0.0001/checkpoint"
+    left.touch()
+    assert bench.run() == 0
+    assert Counter(bench.calls())["one/learning_rate=0.0001 step 0"] == 2 and not left.exists()
+
+
 def test_a_second_driver_is_refused(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with bench.held(1):
         process = bench.start()

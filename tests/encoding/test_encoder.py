@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from csekit.encoding import chunks
 from csekit.encoding.encoder import TextEncoder, embed, encode, position_limit, token_batches, truncation_length
 from csekit.encoding.pooled import PooledBackbone
+from csekit.modeling.tokenization import tokenize
 
 TEXTS = [
     "the man plays guitar .",
@@ -51,6 +53,31 @@ def test_distinct_texts_reach_the_model_once(model: PooledBackbone, tiny_tokeniz
     model.backbone.register_forward_pre_hook(lambda m, a, k: rows.append(len(k["input_ids"])), with_kwargs=True)
     encode(model, tiny_tokenizer, TEXTS * 3, batch_size=2)
     assert sum(rows) == 4
+
+
+def test_kept_tokens_are_made_once_and_change_no_embedding(
+    model: PooledBackbone, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def counted(tokenizer: Any, texts: list[str], *args: Any) -> Any:
+        calls.append(len(texts))
+        return tokenize(tokenizer, texts, *args)
+
+    monkeypatch.setattr(chunks, "tokenize", counted)
+    encoder = TextEncoder(model, tiny_tokenizer)
+    encoder.kept_tokens = {}
+    first = encoder.encode(TEXTS)
+    assert np.array_equal(first, encoder.encode(TEXTS)) and calls == [4]
+    assert np.array_equal(first[3:], encode(model, tiny_tokenizer, TEXTS)[3:])
+    assert np.array_equal(encoder.encode(TEXTS[3:]), encode(model, tiny_tokenizer, TEXTS[3:]))
+    assert calls[1:] == [4, 2, 2]
+    with torch.no_grad():
+        model.backbone.embeddings.word_embeddings.weight.mul_(2)  # the tokens are kept, not the embeddings
+    assert not np.allclose(first, encoder.encode(TEXTS), atol=1e-3)
+    monkeypatch.setattr(chunks, "KEPT_CHUNKS", 2)
+    assert np.array_equal(encoder.encode(TEXTS[:2]), encode(model, tiny_tokenizer, TEXTS[:2]))
+    assert len(encoder.kept_tokens) == 2
 
 
 def test_training_flags_and_random_state_survive(model: PooledBackbone, tiny_tokenizer: Any) -> None:

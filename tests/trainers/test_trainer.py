@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
+from csekit.encoding import chunks
 from csekit.evaluation.sts import EmbeddedPairs
 from csekit.evaluation.transfer_data import Split, TransferTask
 from csekit.modeling import OBJECTIVES, Reconstruction, SimCSEModel, fast_embedding, fast_memory
@@ -384,10 +385,22 @@ def test_the_dev_set_is_embedded_as_training_computes(
     """Evaluations of a bf16 run are in bf16 unless an argument says otherwise; the final score is of float32."""
     trainer = small_run(tmp_path / "run", dev=True, label_free_samples=0, **options)
     embed, seen = trainer._embed, []
-    monkeypatch.setattr(trainer, "_embed", lambda texts, precision: seen.append(precision) or embed(texts, precision))
+    monkeypatch.setattr(
+        trainer, "_embed", lambda texts, precision, kept: seen.append(precision) or embed(texts, precision, kept)
+    )
     trainer.evaluate()
     trainer.dev_scores("fp32")
     assert seen == [during, "fp32"]
+
+
+def test_the_dev_set_is_tokenised_once(small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    tokenize = chunks.tokenize
+    monkeypatch.setattr(chunks, "tokenize", lambda *call: calls.append(1) or tokenize(*call))
+    trainer = small_run(tmp_path / "run", dev=True, label_free_samples=0, max_steps=4, eval_steps=1, save_steps=1)
+    trainer.train()
+    assert len([entry for entry in trainer.state.log_history if "eval_dev_spearman" in entry]) >= 4
+    assert len(calls) == 1
 
 
 def test_the_score_of_the_encoder_on_disk_is_computed_once(
