@@ -131,11 +131,17 @@ def logarithm(a_RP: Tensor, drawn_RP: Tensor) -> Tensor:
 
 
 def correlation(x_RP: Tensor, y_RP: Tensor, drawn_RP: Tensor) -> Tensor:
-    """Return the correlation of each row's drawn values, (R,); 0 where one of both is constant."""
+    """Return the correlation of each row's drawn values, (R,); 0, without gradient, where one of both is constant up to
+    rounding."""
     count_R1 = drawn_RP.sum(1, keepdim=True).clamp_min(1)
-    x, y = ((values - values.sum(1, keepdim=True) / count_R1) * drawn_RP for values in (x_RP, y_RP))
-    squares_R = x.square().sum(1) * y.square().sum(1)
-    return (x * y).sum(1) * squares_R.clamp_min(torch.finfo(x.dtype).tiny).rsqrt()
+    units = []
+    for values_RP in (x_RP, y_RP):
+        mean_R1 = values_RP.sum(1, keepdim=True) / count_R1
+        centred_RP = (values_RP - mean_R1) * drawn_RP
+        squares_R1 = centred_RP.square().sum(1, keepdim=True)
+        varies_R1 = squares_R1 > 1e-10 * count_R1 * mean_R1.square() + 1e-20
+        units.append(centred_RP * (torch.where(varies_R1, squares_R1, 1.0).rsqrt() * varies_R1))
+    return (units[0] * units[1]).sum(1)
 
 
 @torch.no_grad()

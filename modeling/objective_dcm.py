@@ -87,8 +87,9 @@ class DimensionContrast(Objective):
 def cross_correlation(h1_BH: Tensor, h2_BH: Tensor) -> Tensor:
     """Return C (H, H), the correlation of each dimension of one view with each dimension of the other (MSSE Eq. 3).
 
-    It is taken over the rows of all processes, with gradient. A dimension that does not vary (up to rounding) has
-    correlation 0, without gradient.
+    It is taken over the rows of all processes, with gradient. A dimension that does not vary, up to rounding beside its
+    mean, or whose deviation is less than a millionth of the dimensions' (their root mean square), has correlation 0,
+    without gradient.
     """
     H = h1_BH.shape[1]
     both_BD = torch.cat([h1_BH, h2_BH], dim=1)  # D = 2H
@@ -99,7 +100,8 @@ def cross_correlation(h1_BH: Tensor, h2_BH: Tensor) -> Tensor:
     squares_2H = centred_BD.square().sum(0).unflatten(0, (2, H))
     moments = sum_over_processes(torch.cat([products_HH, squares_2H]))
     squares_D = moments[H:].flatten()
-    varies_D = squares_D > 1e-10 * rows * mean_D.square()
+    least_D = (1e-10 * rows * mean_D.square()).clamp_min(1e-12 * squares_D.detach().mean())
+    varies_D = squares_D > least_D
     scale_D = torch.where(varies_D, squares_D, 1.0).rsqrt() * varies_D
     return moments[:H] * scale_D[:H, None] * scale_D[H:]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from csekit.modeling import CSEModel, fast_packing
-from csekit.modeling.objective_attention import AttentionInformation
+from csekit.modeling.objective_attention import AttentionInformation, correlation
 from tests.modeling.gradients import same_gradients
 
 LAYERS = {"attention_first_layer": 0, "attention_last_layer": 1}
@@ -153,3 +153,11 @@ def test_equal_attention_has_a_finite_value_and_no_gradient_and_few_positions_no
 def test_values_that_are_not_allowed(checkpoint, fields, words):
     with pytest.raises(ValueError, match=words):
         model_of(checkpoint, **fields)
+
+
+def test_values_that_differ_by_rounding_alone_do_not_correlate():
+    x, y = (torch.tensor([[-1.0, -1.0000001, -1.0], [-1.0, -2.0, -4.0]], requires_grad=True) for _ in range(2))
+    found = correlation(x, y, torch.ones(2, 3, dtype=torch.bool))
+    assert found.tolist() == [0, pytest.approx(1)]
+    for gradient in torch.autograd.grad(found.sum(), (x, y)):
+        assert gradient.isfinite().all() and not gradient[0].any()

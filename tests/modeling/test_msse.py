@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +114,34 @@ def test_dcm_does_not_see_order_shift_or_scale(reduction):
     assert not torch.isclose(REDUCTIONS[reduction](cross_correlation(-x, y)), loss)  # the sign of a scale matters
     assert not torch.isclose(REDUCTIONS[reduction](cross_correlation(x[order.roll(1)], y[order])), loss)  # and who
     torch.testing.assert_close(REDUCTIONS[reduction](cross_correlation(y, x)), loss)  # C is transposed
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("size", [1e-25, 1e-22, 1e-18, 1e-12, 0.0])
+def test_a_dimension_without_life_gives_no_gradient_to_dcm(reduction: str, size: float) -> None:
+    """Regression: all-MiniLM-L6-v2 has a dimension of some 1e-25, whose squares float32 barely holds: nan."""
+    views = torch.randn(2, 7, 4)
+    views[:, :, 2] *= size
+    views.requires_grad_()
+    loss = REDUCTIONS[reduction](cross_correlation(*views))
+    (found,) = torch.autograd.grad(loss, views)
+    assert not found[:, :, 2].any() and found.isfinite().all()
+    without = views.detach()[:, :, [0, 1, 3]].double().requires_grad_()
+    same, different = (2, 0.05) if reduction == "released" else (1, 1)
+    C = cross_correlation(*without)
+    weight = {"balanced": (1 / 4, 1 / 12)}.get(reduction, (same, different))
+    parts = (C.diagonal() - 1).square().sum(), C.square().sum() - C.diagonal().square().sum()
+    (expected,) = torch.autograd.grad(weight[0] * parts[0] + weight[1] * parts[1], without)
+    torch.testing.assert_close(found[:, :, [0, 1, 3]].double(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_training_with_dcm_lives_with_a_dead_dimension(checkpoint: Any, batch_of: Any) -> None:
+    model = MSSEModel.from_backbone(checkpoint("bert"), icm_weight=0.0)
+    last = model.backbone.encoder.layer[-1].output.LayerNorm
+    with torch.no_grad():
+        last.weight[3], last.bias[3] = 1e-22, -1e-23
+    model(**batch_of(model)).loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
 class Largest(TorchDispatchMode):
