@@ -131,8 +131,8 @@ def logarithm(a_RP: Tensor, drawn_RP: Tensor) -> Tensor:
 
 
 def correlation(x_RP: Tensor, y_RP: Tensor, drawn_RP: Tensor) -> Tensor:
-    """Return the correlation of each row's drawn values, (R,); 0, without gradient, where one of both is constant up to
-    rounding."""
+    """Return the correlation of each row's drawn values, (R,). It is 0, without gradient, where one of both is constant
+    up to rounding."""
     count_R1 = drawn_RP.sum(1, keepdim=True).clamp_min(1)
     units = []
     for values_RP in (x_RP, y_RP):

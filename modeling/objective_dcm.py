@@ -87,9 +87,9 @@ class DimensionContrast(Objective):
 def cross_correlation(h1_BH: Tensor, h2_BH: Tensor) -> Tensor:
     """Return C (H, H), the correlation of each dimension of one view with each dimension of the other (MSSE Eq. 3).
 
-    It is taken over the rows of all processes, with gradient. A dimension that does not vary, up to rounding beside its
-    mean, or whose deviation is less than a millionth of the dimensions' (their root mean square), has correlation 0,
-    without gradient.
+    It is taken over the rows of all processes, with gradient. A dimension that does not vary, up to rounding beside
+    its mean, or whose deviation is less than a millionth of the dimensions' (their root mean square), has
+    correlation 0, without gradient.
     """
     H = h1_BH.shape[1]
     both_BD = torch.cat([h1_BH, h2_BH], dim=1)  # D = 2H
