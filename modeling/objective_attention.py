@@ -131,7 +131,7 @@ def logarithm(a_RP: Tensor, drawn_RP: Tensor) -> Tensor:
 
 
 def correlation(x_RP: Tensor, y_RP: Tensor, drawn_RP: Tensor) -> Tensor:
-    """Return the correlation of each row's drawn values, (R,). It is 0, without gradient, where one of both is constant
+    """Return the correlation of the drawn values of each row, (R,); 0, without gradient, where one of both is constant
     up to rounding."""
     count_R1 = drawn_RP.sum(1, keepdim=True).clamp_min(1)
     units = []

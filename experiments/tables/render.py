@@ -33,7 +33,7 @@ the front pages (see ``experiments.tables.frontdoor``), ``guide`` (see ``experim
         - {label: "0.04", trial: weight/lambda-0.04, paper: 76.09}
 
 A row's ``trial`` is a single run, of which STS-B dev is shown, or an experiment, of which Avg of the test sets is
-shown. A second column of the paper, its average of the transfer tasks, stands in ``second``::
+shown, and STS-B dev before it where that is what the paper's column holds. A second column of the paper, its average of the transfer tasks, stands in ``second``::
 
       second:
         column: Avg. transfer
@@ -205,7 +205,7 @@ def margin_table(summary: Mapping[str, Any]) -> str:
 
 def ablation_table(summary: Mapping[str, Any], name: str) -> str:
     """Return our score beside the paper's number, row by row: of each trial STS-B dev, of an experiment Avg of the
-    test sets. With ``second`` the paper's second column follows, and our own where it was measured.
+    test sets, behind STS-B dev where the paper's number is that. With ``second`` the paper's second column follows, and our own where it was measured.
 
     Raises:
         TableError: no such table, or one that mixes rows of trials and of experiments.
@@ -218,15 +218,20 @@ def ablation_table(summary: Mapping[str, Any], name: str) -> str:
         raise TableError(f"tables.{name}: every row must name a trial, or every row an experiment, got both")
     ours = "Avg of the test sets" if whole == {True} else "STS-B dev"
     second = spec.get("second")
-    head = [spec["column"], f"ours, {ours}", *([f"paper, {spec['paper_column']}"] if "source" in spec else [])]
+    dev = whole == {True} and "STS-B dev" in spec.get("paper_column", "")
+    head = [spec["column"], *(["ours, STS-B dev"] if dev else []), f"ours, {ours}"]
+    head += [f"paper, {spec['paper_column']}"] if "source" in spec else []
     head += [f"ours, {second['column']}", f"paper, {second['column']}"] if second else []
     body = []
     for row in spec["rows"]:
-        cells = [str(row["label"]), spread(_row_score(summary, row["trial"]))]
+        cells = [str(row["label"])]
+        cells += [spread(summary["experiments"][row["trial"]]["dev"])] if dev else []
+        cells += [spread(_row_score(summary, row["trial"]))]
         cells += [number(row.get("paper"))] if "source" in spec else []
         if second:
             cells += [number(_second_score(summary, second, row["trial"])), number(row.get("second"))]
         body.append(cells)
+    ours = f"STS-B dev and {ours}" if dev else ours
     return "\n".join([_ablation_caption(summary, spec, ours), "", *markdown(head, body)])
 
 
@@ -245,7 +250,7 @@ def _ablation_caption(summary: Mapping[str, Any], spec: Mapping[str, Any], ours:
         measured = any(_second_score(summary, second, row["trial"]) is not None for row in spec["rows"])
         caption += f" {second['column']}: {second['ours'] if measured else 'ours was not measured'}."
     if "source" in spec:
-        same = ("STS-B dev" if ours == "STS-B dev" else "test sets") in spec["paper_column"]
+        same = any(score in ours and score in spec["paper_column"] for score in ("STS-B dev", "test sets"))
         differ = "models and corpora" if same else "models, corpora and test sets"
         sides = "Ours and the paper's are" if second else "The two columns are"
         caption += (

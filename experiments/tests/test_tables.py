@@ -96,6 +96,16 @@ def test_ablation_table_has_the_papers_number_beside_ours(summary: dict[str, Any
     assert rows == ["| 0.04 | 70.12 | 76.09 |", "| 0.4 | 71.00 | 77.30 |", "| 4 | – | 77.18 |"]
 
 
+def test_where_the_papers_number_is_of_dev_ours_stands_before_the_test_sets(summary: dict[str, Any]) -> None:
+    table = summary["tables"]["lambda"]
+    table |= {"rows": [{"label": "0", "trial": "plain", "paper": 82.2}], "paper_column": "STS-B dev, BERT-base"}
+    caption, _, head, _, row = ablation_table(summary, "lambda").splitlines()
+    assert head == "| λ | ours, STS-B dev | ours, Avg of the test sets | paper, STS-B dev, BERT-base |"
+    assert row == "| 0 | 69.00 ± 0.50 | 63.00 ± 0.50 | 82.20 |"
+    assert "STS-B dev and Avg of the test sets" in caption and "different models and corpora:" in caption
+    assert "over the seeds 42, 43, 44" in caption
+
+
 def test_margins_stand_beside_the_papers(results: Path, summary: dict[str, Any]) -> None:
     rows = {"other": {"plain": {"mean": 1.0, "std": 0.25, "n": 3, "p_value": 0.0312}}}
     summary["margins"] = {"against": ["plain"], "paper": {"other": 2.6}, "source": "A paper, Table 2", "rows": rows}
