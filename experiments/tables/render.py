@@ -33,7 +33,8 @@ the front pages (see ``experiments.tables.frontdoor``), ``guide`` (see ``experim
         - {label: "0.04", trial: weight/lambda-0.04, paper: 76.09}
 
 A row's ``trial`` is a single run, of which STS-B dev is shown, or an experiment, of which Avg of the test sets is
-shown, and STS-B dev before it where that is what the paper's column holds. A second column of the paper, its average of the transfer tasks, stands in ``second``::
+shown, and STS-B dev before it where that is what the paper's column holds. A second column of the paper, its average
+of the transfer tasks, stands in ``second``::
 
       second:
         column: Avg. transfer
@@ -205,7 +206,8 @@ def margin_table(summary: Mapping[str, Any]) -> str:
 
 def ablation_table(summary: Mapping[str, Any], name: str) -> str:
     """Return our score beside the paper's number, row by row: of each trial STS-B dev, of an experiment Avg of the
-    test sets, behind STS-B dev where the paper's number is that. With ``second`` the paper's second column follows, and our own where it was measured.
+    test sets, behind STS-B dev where the paper's number is that. With ``second`` the paper's second column follows,
+    and our own where it was measured.
 
     Raises:
         TableError: no such table, or one that mixes rows of trials and of experiments.
