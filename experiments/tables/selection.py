@@ -1,6 +1,7 @@
 """The agreement of the label-free criteria with STS-B dev in our own runs."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,32 @@ CRITERIA = {"alignment": -1.0, "uniformity": -1.0, "effective_rank": 1.0}
 DEV = "stsb_spearman"
 
 
-def histories(results_dir: str | Path) -> Iterator[list[Mapping[str, Any]]]:
-    """Return the evaluations of each run below ``results_dir`` with at least 4 of STS-B dev and of all criteria."""
+def histories(results_dir: str | Path) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Return corpus and evaluations of each run below ``results_dir`` with at least 4 of STS-B dev and of all
+    criteria."""
     for path in sorted(Path(results_dir).rglob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         dev = content.get("dev") if isinstance(content, dict) else None
         history = dev.get("history", []) if isinstance(dev, dict) else []
         complete = [row for row in history if all(row.get(name) is not None for name in (DEV, *CRITERIA))]
         if len(complete) >= 4:
-            yield complete
+            yield (content.get("corpus") or {}).get("name", "unnamed text"), complete
 
 
 def agreement(results_dir: str | Path) -> dict[str, Any]:
     """Return each criterion's rank correlation with STS-B dev, and the points lost by selecting with it.
 
     Returns:
-        ``runs``; per criterion ``within`` (mean Spearman over the checkpoints of a run), ``across`` (Spearman over the
-        last checkpoints of all runs), ``regret`` (mean points of STS-B dev between the best checkpoint of a run and
-        the one that the criterion chooses); ``last_regret`` for keeping the last checkpoint.
+        ``runs``; ``corpora``, name to the number of its runs; per criterion ``within`` (mean Spearman over the
+        checkpoints of a run), ``across`` (Spearman over the last checkpoints of all runs), ``regret`` (mean points of
+        STS-B dev between the best checkpoint of a run and the one that the criterion chooses); ``last_regret`` for
+        keeping the last checkpoint.
     """
-    runs = list(histories(results_dir))
+    found = list(histories(results_dir))
+    runs = [run for _, run in found]
     columns = [{name: np.array([row[name] for row in run], dtype=float) for name in (DEV, *CRITERIA)} for run in runs]
-    result: dict[str, Any] = {"runs": len(runs), "criteria": {}}
+    corpora = Counter(name for name, _ in found)
+    result: dict[str, Any] = {"runs": len(runs), "corpora": dict(corpora.most_common()), "criteria": {}}
     if not runs:
         return result
     last_dev = np.array([run[DEV][-1] for run in columns])
@@ -62,8 +67,9 @@ def selection_table(results_dir: str | Path) -> str:
     def cell(value: float | None) -> str:
         return "–" if value is None else f"{value:.2f}"
 
+    corpora = ", ".join(f"{count} on {name}" for name, count in found["corpora"].items())
     lines = [
-        f"Over {found['runs']} runs, stand-in Wikipedia corpus. Correlations are Spearman's with STS-B dev, signed "
+        f"Over {found['runs']} runs: {corpora}. Correlations are Spearman's with STS-B dev, signed "
         "so that +1 means that the criterion orders checkpoints as STS-B dev does.",
         "",
         "| select by | within a run | across runs | lost on STS-B dev, points |",

@@ -10,12 +10,12 @@ from experiments.tables.render import TableError, update
 from experiments.tables.selection import agreement, selection_table
 
 
-def _write(folder: Path, name: str, dev: list[float], rank: list[float]) -> None:
+def _write(folder: Path, name: str, dev: list[float], rank: list[float], corpus: str = "wiki.txt") -> None:
     history = [
         {"step": i, "stsb_spearman": d, "alignment": 1 - d / 100, "uniformity": -d / 50, "effective_rank": r}
         for i, (d, r) in enumerate(zip(dev, rank, strict=True))
     ]
-    (folder / f"{name}.json").write_text(json.dumps({"dev": {"history": history}}))
+    (folder / f"{name}.json").write_text(json.dumps({"corpus": {"name": corpus}, "dev": {"history": history}}))
 
 
 def test_agreement_against_hand_computed_runs(tmp_path: Path) -> None:
@@ -30,6 +30,13 @@ def test_agreement_against_hand_computed_runs(tmp_path: Path) -> None:
     assert rank["regret"] == pytest.approx((72 - 69 + 63 - 60) / 2)
     assert rank["across"] == pytest.approx(1) and found["last_regret"] == pytest.approx(1.5)
     assert "| `effective_rank` | -0.70 | 1.00 | 3.00 |" in selection_table(tmp_path)
+
+
+def test_the_caption_names_the_corpora_of_the_runs(tmp_path: Path) -> None:
+    """It called all of them Wikipedia, those on labelled triplets, too."""
+    for name, corpus in (("a", "nli.csv"), ("b", "wiki.txt"), ("c", "wiki.txt")):
+        _write(tmp_path, name, [70, 72, 71, 69], [1, 2, 3, 4], corpus)
+    assert selection_table(tmp_path).startswith("Over 3 runs: 2 on wiki.txt, 1 on nli.csv. ")
 
 
 def test_no_runs_is_an_error(tmp_path: Path) -> None:
