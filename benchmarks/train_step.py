@@ -5,8 +5,9 @@
 
 A step goes from texts to new weights: tokenising and masking, forward, backward, clipping, AdamW. Every method runs in
 a process of its own, whose peak memory is recorded. The methods take turns (A B C A B C …) over the same shuffled
-batches, so that a busy moment of the machine slows all of them; a ratio is the median of the ratios within a turn. Run
-it on an idle machine. `python -m experiments.tables` makes the table `costs/NAME` of the file
+batches, so that a busy moment of the machine slows all of them; a ratio is the median of the ratios within a turn. The
+steps that measure gap diagnostics, every fifth one, have a median of their own, which counts as often as they come.
+Run it on an idle machine. `python -m experiments.tables` makes the table `costs/NAME` of the file
 `experiments/results/costs/NAME.json`.
 
 `methods.yaml` lists the methods. `--rows experiments/plans/field.yaml`, or another plan of `run_seeds.py`, measures
@@ -15,7 +16,7 @@ the first step. `--at_once` keeps that many processes beside the first row's, wh
 `--rows benchmarks/peers.yaml` compares with sentence-transformers and with naive forms of the steps, for the table
 `peers/NAME` of `experiments/results/peers/NAME.json`. `--rows benchmarks/gaps.yaml` times each method with its gap
 diagnostic and without, for the table `costs/gaps-NAME`. `--rows benchmarks/compile.yaml` times the plain step beside
-compiled layers and CUDA graphs.
+compiled layers and CUDA graphs, `--rows benchmarks/packing.yaml` packed batches beside padded ones, on a GPU.
 
 On a GPU the clock is read after the device has finished, and memory is the peak of torch's allocator.
 """
@@ -30,10 +31,11 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ from transformers.utils import logging
 from csekit.encoding.provenance import environment
 from csekit.encoding.text_files import ROWS
 from csekit.evaluation.results import write_results
-from csekit.modeling import METHODS
+from csekit.modeling import METHODS, fast_packing
 from csekit.modeling.fast_adamw import RowSteps
 from csekit.modeling.fast_compile import begin_step, compile_layers
 from csekit.modeling.fast_embedding import clip_gradients, use_row_gradients
@@ -57,6 +59,7 @@ from csekit.trainers import CSECollator, load_corpus
 from csekit.trainers.data.augmentation import make_augmentation
 from csekit.trainers.data.corpora import Corpus
 from csekit.trainers.scripts.run_arguments import method_fields
+from csekit.trainers.trainer import GAP_STEPS
 
 METHODS_FILE = Path(__file__).with_name("methods.yaml")
 LEARNING_RATE, MAX_GRAD_NORM, SEED = 3e-5, 1.0, 42
@@ -87,12 +90,17 @@ def csekit_step(
     wrap: Callable[[Any], Any] = lambda model: model,
     augmentation: Mapping[str, Any] | None = None,
     compiled: Mapping[str, Any] | None = None,
+    gaps: str = "usual",
+    padding: int | None = None,
 ) -> Step:
     """Build a method's step as ``CSETrainer`` takes it; ``wrap`` may put a wrapper around the model.
 
     ``augmentation`` holds arguments of ``make_augmentation``, ``compiled`` of ``compile_layers``. Teachers have random
-    vectors.
+    vectors. The diagnostics that compare with another sentence's vector are measured as often as in training
+    (``usual``), in each step (``always``) or ``never``. ``padding`` is the ``PADDING`` of ``fast_packing.py``.
     """
+    if padding is not None:
+        fast_packing.PADDING = padding
     model = METHODS[method].from_backbone(setting.backbone, **fields).to(setting.device).train()
     model.cache_gradients(cache_chunk_size)
     tokenizer = AutoTokenizer.from_pretrained(setting.backbone)
@@ -118,12 +126,14 @@ def csekit_step(
     until_exit = ExitStack()
     until_exit.enter_context(freed_memory_kept())
     atexit.register(until_exit.close)
+    number = count(1)
 
     def step(rows: list[dict[str, Any]]) -> None:
         rows = [{**row, "index": row["index"] % TAUGHT} for row in rows] if collator.teachers else rows
         batch = {name: v.to(setting.device) if torch.is_tensor(v) else v for name, v in collator(rows).items()}
         batch.pop("index")
         begin_step((compiled or {}).get("mode"))
+        model.measure_gaps(gaps == "always" or (gaps == "usual" and next(number) % GAP_STEPS == 0))
         with torch.autocast(setting.device, torch.bfloat16, enabled=setting.precision == "bf16"):
             loss = network(**batch).loss
         loss.backward()
@@ -144,19 +154,6 @@ def random_teachers(model: Any) -> list[np.ndarray]:
         if objective.references:
             objective.set_references([torch.from_numpy(each[: objective.references]) for each in vectors])
     return vectors
-
-
-def without_gaps_step(setting: Setting, method: str, fields: dict[str, Any]) -> Step:
-    """Build a method's step without the diagnostics that compare with another sentence's vector."""
-    return csekit_step(setting, method, fields, wrap=without_gaps)
-
-
-def without_gaps(model: Any) -> Any:
-    """Replace the gap of every objective that has one by a zero."""
-    for objective in model.auxiliaries():
-        if hasattr(objective, "gap"):
-            objective.gap = lambda *_: torch.zeros(())
-    return model
 
 
 @dataclass(frozen=True)
@@ -189,9 +186,9 @@ def read_rows(path: Path, names: list[str] | None) -> dict[str, Row]:
         fields = dict(given)
         own = {key: fields.pop(key, None) for key in ("title", "step", "against", "precision")}
         more = {"compiled": fields.pop("compile")} if "compile" in fields else {}
+        more |= {key: fields.pop(key) for key in ("gaps", "padding") if key in fields}
         method = {"method": fields.pop("method"), "fields": fields, **more} if "method" in fields else {}
-        steps = {None: csekit_step, "without_gaps_step": without_gaps_step}
-        step = steps[own["step"]] if own["step"] in steps else getattr(peers, own["step"])
+        step = csekit_step if own["step"] is None else getattr(peers, own["step"])
         found[name] = Row(own["title"], partial(step, **method), own["against"], own["precision"])
     return chosen_rows(found, names)
 
@@ -279,22 +276,37 @@ def measure(
         taken = {name: worker.ask(rows) for name, worker in workers.items()}
         for name, value in taken.items() if number >= warmup else ():
             seconds[name].append(value)
+    numbers = range(warmup + 1, len(batches) + 1)
     first = next(iter(seconds))
     bases = {name: (against or {}).get(name, first) for name in workers}
     return [
         {
             "name": name,
             "title": worker.title,
-            "seconds": statistics.median(seconds[name]),
+            "seconds": usual(seconds[name], numbers),
             "against": bases[name],
-            "time_ratio": statistics.median(
-                own / base for own, base in zip(seconds[name], seconds[bases[name]], strict=True)
+            "time_ratio": usual(
+                [own / base for own, base in zip(seconds[name], seconds[bases[name]], strict=True)], numbers
             ),
             "memory": worker.ask(None),
             "all_seconds": seconds[name],
         }
         for name, worker in workers.items()
     ]
+
+
+def usual(values: list[float], numbers: Sequence[int]) -> float:
+    """Return the mean of two medians, that of the steps which measure the gaps and that of the others, each weighted
+    by how often such steps come in training.
+
+    Arguments:
+        numbers: the number of each step, from 1.
+    """
+    measuring = [value for value, number in zip(values, numbers, strict=True) if number % GAP_STEPS == 0]
+    others = [value for value, number in zip(values, numbers, strict=True) if number % GAP_STEPS]
+    if not measuring or not others:
+        return statistics.median(values)
+    return (statistics.median(measuring) + (GAP_STEPS - 1) * statistics.median(others)) / GAP_STEPS
 
 
 def draw_batches(corpus: Corpus, size: int, count: int, seed: int = SEED) -> list[list[dict[str, Any]]]:
@@ -395,7 +407,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{row['title']:32}{1000 * row['seconds']:>10.1f}{row['time_ratio']:>8.2f}{memory}")
     run = {"benchmark": "train_step", **asdict(setting), "backbone": Path(setting.backbone).name, "corpus": corpus}
     run |= {name: getattr(args, name) for name in ("batch_size", "repetitions", "warmup")}
-    run |= {"cores": os.cpu_count()}
+    run |= {"cores": os.cpu_count(), "gap_steps": GAP_STEPS}
     write_results(args.output, {"run": run, "methods": rows, "environment": environment()}, overwrite=True)
 
 

@@ -8,8 +8,9 @@ Shape suffixes: N rows, L tokens, T real tokens of all rows, M wanted positions,
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,7 +39,15 @@ def attention_output(model: PreTrainedModel) -> nn.Module | None:
     module = getattr(getattr(last, "attention", None), "output", None)
     if not isinstance(module, nn.Module):
         return None
-    return module if list(inspect.signature(module.forward).parameters) == ["hidden_states", "input_tensor"] else None
+    kind: Any = type(module)
+    return module if [*arguments_of(kind)] == ["self", "hidden_states", "input_tensor"] else None
+
+
+@cache
+def arguments_of(kind: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the arguments of the ``forward`` of a class of modules, ``self`` included. Reading a signature takes as
+    long as starting several kernels."""
+    return inspect.signature(kind.forward).parameters
 
 
 class TakeRows(torch.autograd.Function):

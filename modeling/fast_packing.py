@@ -24,10 +24,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils.generic import is_flash_attention_requested
 
+from .backbone import layer_list
 from .fast_attention import PackedAttention, Rows, fill_keys
 from .fast_counts import counts_of
 from .fast_half import half_states, widened
-from .fast_layers import TakeRows, ask_at, attention_output, only_at, self_attention, take_places
+from .fast_layers import TakeRows, arguments_of, ask_at, attention_output, only_at, self_attention, take_places
 from .fast_recompute import recomputed
 from .fast_switch import fast
 from .perturbation import scaled_embeddings
@@ -43,12 +44,98 @@ FILLED_ATTENTION = "csekit_filled"
 #: numbers.
 FILLED = 256
 FILL = 64
+#: On a GPU a batch is packed if its padding has at least so many elements (tokens times hidden size). Packing a layer
+#: starts some twenty kernels more, and to compute few padded tokens takes less time than that.
+PADDING = 1 << 21
+#: The attribute of a mask that holds its rows (``PaddedRows.of``).
+_PADDED = "_csekit_padded_rows"
+#: The attribute of an encoder that holds the position id of a row's first token.
+_FIRST = "_csekit_first_position"
 #: The attribute of an encoder that makes the packing of a mask, if it is not ``Packing.of`` (``fast_buckets.py``).
 PACKING = "_csekit_packing"
 
 
+class Readable:
+    """What the tokens of a batch attend to.
+
+    Arguments:
+        mask_NL: bool, True for real tokens.
+    """
+
+    mask_NL: Tensor
+
+    def read(self, causal: bool, window: int | None) -> Tensor:
+        """Return which places of its row each token reads: bool, (N, 1, 1, L), or (N, 1, L, L) if that depends on the
+        token.
+
+        Arguments:
+            causal: a token reads the tokens up to itself.
+            window: a token reads tokens less than this distance away.
+        """
+        L = self.mask_NL.shape[1]
+        read = self.mask_NL[:, None, None]
+        if causal or (window is not None and window < L):
+            place_L = torch.arange(L, device=read.device)
+            distance_LL = place_L[:, None] - place_L
+            read_LL = distance_LL >= 0 if causal else torch.ones_like(distance_LL, dtype=torch.bool)
+            if window is not None:
+                read_LL = read_LL & (distance_LL.abs() < window)
+            read = read & read_LL
+        return read
+
+    def bias(self, causal: bool, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Return the same as a number to add to the products: 0 where a token reads, else the least of the type. (With
+        −∞ the weights of a token that reads nothing would be nan.)
+
+        Made once a batch: scaled dot-product attention makes it of a bool in every layer. Rows begin at multiples of
+        16 bytes, as kernels want them.
+        """
+        known: dict[Any, Tensor] = self.__dict__.setdefault("_biases", {})
+        key = (causal, window, dtype)
+        if key not in known:
+            read = self.read(causal, window)
+            columns = read.shape[-1]
+            zeros = torch.zeros((*read.shape[:-1], columns + -columns % 8), dtype=dtype, device=read.device)
+            known[key] = zeros[..., :columns].masked_fill_(~read, torch.finfo(dtype).min)
+        return known[key]
+
+
 @dataclass(frozen=True)
-class Packing:
+class PaddedRows(Readable):
+    """Rows that stay padded, where packing does not pay.
+
+    Arguments:
+        mask_NL: bool, True for real tokens.
+        version: the count of changes of the mask that this was made of.
+    """
+
+    mask_NL: Tensor
+    version: int = 0
+
+    @classmethod
+    def of(cls, attention_mask_NL: Tensor) -> "PaddedRows":
+        """Return the rows of a mask, the same object for the same mask: networks that read it share what is made of
+        it."""
+        found: PaddedRows | None = getattr(attention_mask_NL, _PADDED, None)
+        if found is None or found.version != attention_mask_NL._version:
+            found = cls(attention_mask_NL.bool(), attention_mask_NL._version)
+            setattr(attention_mask_NL, _PADDED, found)
+        return found
+
+    @cached_property
+    def places_NL(self) -> Tensor:
+        """The place of each token in its row, counted from the first real token; 0 before it."""
+        return (places_of(self.mask_NL)).clamp_min(0)
+
+
+def places_of(mask_NL: Tensor) -> Tensor:
+    """Number the places of each row, 0 at its first real token: (N, L) int64. Blanks between real tokens count."""
+    starts_N1 = mask_NL.to(torch.int32).argmax(1, keepdim=True)
+    return torch.arange(mask_NL.shape[1], device=mask_NL.device) - starts_N1
+
+
+@dataclass(frozen=True)
+class Packing(Readable):
     """The positions of the real tokens in a padded batch.
 
     Arguments:
@@ -153,8 +240,7 @@ class Packing:
     def positions(self, first: int = 0) -> Tensor:
         """Number the places of each row from ``first``, its first real token: (1, T) int64. Blanks between real tokens
         count."""
-        starts_N1 = self.mask_NL.to(torch.int32).argmax(1, keepdim=True)
-        places_NL = torch.arange(self.mask_NL.shape[1], device=self.mask_NL.device) - starts_N1 + first
+        places_NL = places_of(self.mask_NL) + first
         return places_NL.flatten().index_select(0, self.filled_index).unsqueeze(0)
 
 
@@ -164,7 +250,7 @@ def packed_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    packing: Packing | None = None,
+    packing: Packing | PaddedRows | None = None,
     sliding_window: int | None = None,
     asking: nn.Module | None = None,
     **kwargs: Any,
@@ -173,29 +259,28 @@ def packed_attention(
     to the tokens up to itself.
 
     Arguments:
-        query, key, value: (1, A, T, D) with a packing, else as in Transformers.
+        query, key, value: (1, A, T, D) with a ``Packing``, else (N, A, L, D).
         sliding_window: with a packing, a token attends to tokens less than this distance away.
         asking: a module in which one token of each row asks (``ask_at``): the first N queries are theirs, the first N
             results too.
 
     Returns:
-        (1, T, A, D), None
+        (1, T, A, D) or (N, L, A, D), None
     """
     if packing is None:
         return _padded_attention(module, query, key, value, attention_mask, **kwargs)
-    N, L = packing.mask_NL.shape
-    attention_mask = packing.mask_NL[:, None, None]  # the argument is the same, but torch.compile does not know that
     given = kwargs.get("is_causal")  # a configuration's is_causal, which overrides the module's
     causal = bool(getattr(module, "is_causal", False) if given is None else given)
     if sliding_window is not None and given is False:
         sliding_window += 1  # the mask of a decoder that attends both ways includes the edge of the window
-    if causal or (sliding_window is not None and sliding_window < L):
-        place_L = torch.arange(L, device=query.device)
-        distance_LL = place_L[:, None] - place_L
-        read_LL = distance_LL >= 0 if causal else torch.ones_like(distance_LL, dtype=torch.bool)
-        if sliding_window is not None:
-            read_LL = read_LL & (distance_LL.abs() < sliding_window)
-        attention_mask = attention_mask & read_LL
+    # the attention mask is an argument as well, but torch.compile does not know that
+    if reads_numbers(query):
+        attention_mask = packing.bias(causal, sliding_window, query.dtype)
+    else:
+        attention_mask = packing.read(causal, sliding_window)
+    if isinstance(packing, PaddedRows):
+        return _padded_attention(module, query, key, value, attention_mask, **kwargs)
+    N = len(packing.mask_NL)
     one, dropout = module is asking, kwargs.get("dropout", 0.0)
     if (
         own_attention(query) and packing.by_index and query.shape == key.shape and (one or dropout > 0)
@@ -228,6 +313,11 @@ def own_attention(states: Tensor) -> bool:
     return states.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def reads_numbers(states: Tensor) -> bool:
+    """Return True where the kernels of attention add numbers to the products: on a GPU, in layers not compiled."""
+    return states.device.type != "cpu" and not torch.compiler.is_compiling()
+
+
 for name in (PACKED_ATTENTION, FILLED_ATTENTION):
     AttentionInterface.register(name, packed_attention)
     AttentionMaskInterface.register(name, sdpa_mask)
@@ -243,8 +333,11 @@ def _position_table(model: nn.Module) -> nn.Embedding | None:
 
 def _first_position(model: nn.Module) -> int:
     """Return the position id of a row's first token: RoBERTa counts from behind its padding index."""
-    table = _position_table(model)
-    return 0 if table is None or table.padding_idx is None else table.padding_idx + 1
+    if (known := model.__dict__.get(_FIRST)) is None:
+        table = _position_table(model)
+        known = 0 if table is None or table.padding_idx is None else table.padding_idx + 1
+        model.__dict__[_FIRST] = known
+    return int(known)
 
 
 def own_positions(model: Any, mask_NL: Tensor) -> dict[str, Tensor]:
@@ -252,9 +345,7 @@ def own_positions(model: Any, mask_NL: Tensor) -> dict[str, Tensor]:
     language model with a table of positions (GPT-2); else nothing."""
     if not hasattr(model, "wpe") or "position_ids" not in _arguments(model):
         return {}
-    starts_N1 = mask_NL.to(torch.int32).argmax(1, keepdim=True)
-    places_L = torch.arange(mask_NL.shape[1], device=mask_NL.device)
-    return {"position_ids": (places_L - starts_N1).clamp_min(0) + _first_position(model)}
+    return {"position_ids": places_of(mask_NL).clamp_min(0) + _first_position(model)}
 
 
 def pack_batches(model: nn.Module) -> None:
@@ -308,7 +399,9 @@ def warn_padded(family: str) -> None:
 
 
 def _arguments(encoder: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(encoder.forward).parameters
+    own: Any = encoder.__dict__.get("forward")
+    kind: Any = type(encoder)
+    return arguments_of(kind) if own is None else inspect.signature(own).parameters
 
 
 def _dispatches(encoder: PreTrainedModel) -> bool:
@@ -334,7 +427,7 @@ def _packs_exactly(encoder: PreTrainedModel) -> bool:
     try:
         padded = encoder(input_ids=ids_NL, attention_mask=mask_NL).last_hidden_state
         encoder.set_attn_implementation(PACKED_ATTENTION)
-        packed = run_encoder(encoder, mask_NL, ids_NL).last_hidden_state
+        packed = run_encoder(encoder, mask_NL, ids_NL, always=True).last_hidden_state
         return bool(torch.allclose(padded[mask_NL.bool()], packed[mask_NL.bool()], rtol=1e-3, atol=1e-3))
     except (TypeError, ValueError, RuntimeError, IndexError):
         return False
@@ -391,6 +484,26 @@ def _packing_of(model: Any, mask_NL: Tensor, fill: bool) -> Packing:
     return Packing.of(mask_NL, fill) if make is None else make(mask_NL)
 
 
+def packing_pays(model: Any, mask_NL: Tensor) -> bool:
+    """Return True if a packed batch takes less time than a padded one: always on CPU, and on a GPU if there is much
+    padding (``PADDING``). Where the host does not know the number of tokens, a large batch counts as one with much.
+
+    Compiled layers and an encoder with a packing of its own are always packed: they are made for one kind of batch.
+    """
+    if mask_NL.device.type == "cpu" or hasattr(model, PACKING) or _compiled(model):
+        return True
+    counts = counts_of(mask_NL)
+    tokens = 0 if counts is None else sum(counts)
+    return (mask_NL.numel() - tokens) * int(model.config.hidden_size) >= PADDING
+
+
+def _compiled(model: Any) -> bool:
+    try:
+        return layer_list(model)[0]._compiled_call_impl is not None
+    except ValueError:
+        return False
+
+
 def run_encoder(
     model: Any,
     attention_mask_NL: Tensor,
@@ -401,9 +514,11 @@ def run_encoder(
     places_M: Tensor | None = None,
     each_row: bool = False,
     factors_NLE: Tensor | None = None,
+    always: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Call an encoder, on real tokens only if its attention is ``PACKED_ATTENTION`` or a flash attention.
+    """Call an encoder, on real tokens only if its attention is ``PACKED_ATTENTION``, and that pays, or a flash
+    attention.
 
     Flash attention does not support float32: without autocast such an encoder gets a padded batch and sdpa.
 
@@ -413,6 +528,7 @@ def run_encoder(
         places_M: positions of real tokens in the flattened (N·L), none twice; only their last states are returned.
         each_row: ``places_M`` are one place of each row, row after row.
         factors_NLE: the token embeddings are multiplied by them (``scaled_embeddings``).
+        always: pack also where it does not pay.
         kwargs: further arguments of the encoder.
 
     Returns:
@@ -428,22 +544,56 @@ def run_encoder(
             batch = (model, attention_mask_NL, input_ids_NL, inputs_embeds_NLH)
             kwargs |= {"packed": False, "places_M": places_M, "each_row": each_row, "factors_NLE": factors_NLE}
             return run_encoder(*batch, **kwargs)
-    packed = (
-        packed and fast() and (_dispatches(model) if flash else model.config._attn_implementation == PACKED_ATTENTION)
-    )
     own = own_attention(attention_mask_NL) and not hasattr(model, PACKING)
-    packing = _packing_of(model, attention_mask_NL, own and not flash and _fills(model)) if packed else None
+    rows = _rows_of(model, attention_mask_NL, packed and fast(), always, own and not flash)
     given = {"input_ids": input_ids_NL, "inputs_embeds": inputs_embeds_NLH}
     inputs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if packing is None or (packing.full and not (own and (model.training or each_row))):
-        inputs |= {"attention_mask": None if flash and packing is not None else attention_mask_NL}
-        if packing is None:
+    if not isinstance(rows, Packing) or (rows.full and not (own and (model.training or each_row))):
+        inputs |= {"attention_mask": None if flash and rows is not None else attention_mask_NL}
+        if isinstance(rows, PaddedRows):
+            inputs |= {"attention_mask": rows.mask_NL[:, None, None], "packing": rows}
+            inputs |= {"position_ids": rows.places_NL + _first_position(model)}
+        elif rows is None:
             inputs |= own_positions(model, attention_mask_NL)
         with scaled_embeddings(model, factors_NLE), recomputed(model), half_states(model):
             output = _call(model, inputs | kwargs, places_M)
         if places_M is not None:
             output.last_hidden_state = output.last_hidden_state.squeeze(0)[: len(places_M)]
         return widened(output)
+    return _run_packed(model, rows, inputs, kwargs, places_M, each_row and not flash and own, factors_NLE)
+
+
+def _rows_of(model: Any, mask_NL: Tensor, packed: bool, always: bool, fills: bool) -> Packing | PaddedRows | None:
+    """Return the packing of a mask, its padded rows where that does not pay, or None for a family that is not packed.
+
+    Arguments:
+        packed: whether packing is wanted.
+        always: also where it does not pay.
+        fills: fill large batches.
+    """
+    flash = is_flash_attention_requested(model.config)
+    if not packed or not (_dispatches(model) if flash else model.config._attn_implementation == PACKED_ATTENTION):
+        return None
+    if flash or always or packing_pays(model, mask_NL):
+        return _packing_of(model, mask_NL, fills and _fills(model))
+    return PaddedRows.of(mask_NL)
+
+
+def _run_packed(
+    model: Any,
+    packing: Packing,
+    inputs: dict[str, Any],
+    kwargs: dict[str, Any],
+    places_M: Tensor | None,
+    asks: bool,
+    factors_NLE: Tensor | None,
+) -> Any:
+    """Call an encoder on real tokens only; see ``run_encoder``.
+
+    Arguments:
+        asks: the places alone ask in the last layer, if the family allows it.
+    """
+    flash = is_flash_attention_requested(model.config)
     inputs = {name: packing.pack(value).unsqueeze(0) for name, value in inputs.items()}
     inputs |= {"position_ids": packing.positions(_first_position(model))}
     # Transformers passes a mask of four dimensions to attention unchanged
@@ -451,7 +601,7 @@ def run_encoder(
     rows = {"attention_mask": inside.mask_NL[:, None, None], "packing": inside}
     inputs |= {"attention_mask": None, **packing.boundaries()} if flash else rows
     places_M = None if places_M is None else packing.places(places_M)
-    module = attention_output(model) if each_row and not flash and own else None
+    module = attention_output(model) if asks else None
     asking = None if module is None else self_attention(model)
     factors_1TE = None if factors_NLE is None else packing.pack(factors_NLE).unsqueeze(0)
     with scaled_embeddings(model, factors_1TE), recomputed(model), half_states(model):

@@ -276,6 +276,12 @@ class CSEModel(EncoderWrapper):
             check_cacheable(self.auxiliaries(), networks, chunk_size)
         self.chunks = Chunks(chunk_size)
 
+    def measure_gaps(self, measured: bool) -> None:
+        """Let the objectives compute the diagnostics ``<name>_gap`` from now on, or leave them out. Each costs a
+        forward pass over a few rows. Losses and gradients are the same."""
+        for objective in self.auxiliaries():
+            objective.measures_gap = measured
+
     # Forward
 
     def forward(

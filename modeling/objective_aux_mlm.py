@@ -107,7 +107,8 @@ class AuxiliaryMaskedLM(Objective):
         L_aux, accuracy = self.token_means(copy, encode)
         term = scale_value(L_aux, λ) if scaled else λ * L_aux
         metrics = {"aux_mlm_accuracy": accuracy, "aux_mlm_cross_entropy": L_aux.detach()}
-        return {"aux_mlm": term}, metrics | {"aux_mlm_gap": self.gap(copy, encode)}
+        gap = {"aux_mlm_gap": self.gap(copy, encode)} if self.measures_gap else {}
+        return {"aux_mlm": term}, metrics | gap
 
     def predict(self, copy: MaskedCopy, encode: Encode) -> tuple[Tensor, Tensor]:
         """Return CE(H̃_t W, x_t) of each masked token, and whether the likeliest token is right, (M,) each."""

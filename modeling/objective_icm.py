@@ -106,8 +106,10 @@ class InformationCompensation(Objective):
         target = self.target_copy(batch, views.vectors(self.config.representation))
         losses_M, queries_RKH = self.run(target, encode)
         L_ICM = token_mean(losses_M.sum(), len(losses_M))
-        gap = self.gap(target, losses_M.detach(), queries_RKH, encode)
-        return {"icm": self.config.weight * L_ICM}, {"icm_cross_entropy": L_ICM.detach(), "icm_gap": gap}
+        metrics = {"icm_cross_entropy": L_ICM.detach()}
+        if self.measures_gap:
+            metrics["icm_gap"] = self.gap(target, losses_M.detach(), queries_RKH, encode)
+        return {"icm": self.config.weight * L_ICM}, metrics
 
     def predict(self, copy: MaskedCopy, encode: Encode) -> tuple[Tensor, Tensor]:
         """Return −log q(x_t | h, …) of each token, (M,), and the decoder's input for the diagnostic, (R, K, H)."""

@@ -79,7 +79,8 @@ class ReplacedTokenDetection(EditingObjective):
         (logits_M2,) = self.run(copy, encode)
         L_RTD = token_mean(token_cross_entropy_sum(logits_M2, copy.changed_M), len(copy.changed_M))
         metrics = rtd_accuracies(logits_M2.detach(), copy.changed_M)
-        return {"rtd": self.config.weight * L_RTD}, metrics | {"rtd_gap": self.gap(copy, encode)}
+        gap = {"rtd_gap": self.gap(copy, encode)} if self.measures_gap else {}
+        return {"rtd": self.config.weight * L_RTD}, metrics | gap
 
     def predict(self, copy: MaskedCopy, encode: Encode) -> tuple[Tensor]:
         """Return the logits of D for the scored tokens, (M, 2)."""

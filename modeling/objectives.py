@@ -398,6 +398,8 @@ class Objective(nn.Module):
     teaches_all_columns: bool = False
     #: True if its teacher is a cross-encoder, whose margins of triplets it reads: ``teacher_0`` (B, 1).
     teaches_margins: ClassVar[bool] = False
+    #: False leaves out the diagnostic that costs a forward pass of its own (``CSEModel.measure_gaps``).
+    measures_gap: bool = True
     #: The number of contrastive columns that the corpus must have at least.
     columns: ClassVar[int] = 1
     #: True if the teachers' vectors must have the size of z.

@@ -1,13 +1,14 @@
 """Transformers' Trainer with hooks: it logs each loss term, resumes exactly, and stops if a loss is not finite.
 
-Shape suffixes: S micro-batches of a logging window, T terms and diagnostics.
+Shape suffix: T terms and diagnostics.
 """
 
 import logging
+import math
 import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -79,7 +80,7 @@ class TermsTrainer(Trainer):
     def __init__(self, *, train_dataset: EpochMixin, callbacks: Sequence[TrainerCallback] = (), **kwargs: Any) -> None:
         self._window: list[Tensor] = []
         self._origins: list[tuple[int, Tensor | None]] = []  # step and rows of the corpus
-        self._names: list[str] = []
+        self._names: list[list[str]] = []  # of the values of each micro-batch
         self._row_gradients = False
         self._settings = RunSettings({})
         self.stop_on_terminate = StopOnTerminate()
@@ -267,40 +268,42 @@ class TermsTrainer(Trainer):
         terms = {f"loss/{name}": value for name, value in outputs.loss_dict.items()}
         metrics = {f"metrics/{name}": value for name, value in outputs.metrics.items()}
         values = {"loss": outputs.loss.detach(), **terms, **metrics}
-        self._names = [*values]
+        self._names.append([*values])
         self._window.append(torch.stack([value.float() for value in values.values()]))
         self._origins.append((self.state.global_step + 1, index))
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._window:
-            rows_ST = self._checked_window()
-            micro_batches = Counter(step for step, _ in self._origins)
-            weights_S = rows_ST.new_tensor([1 / micro_batches[step] for step, _ in self._origins])
-            means_T = self.accelerator.reduce(weights_S @ rows_ST / len(micro_batches), reduction="mean")
-            logs |= dict(zip(self._names, means_T.tolist(), strict=True))
-            self._window, self._origins = [], []
+            own = window_means(self._checked_window(), [step for step, _ in self._origins])
+            means_T = torch.tensor(list(own.values()), dtype=torch.float32, device=self.args.device)
+            means_T = self.accelerator.reduce(means_T, reduction="mean")
+            logs |= dict(zip(own, means_T.tolist(), strict=True))
+            self._window, self._names, self._origins = [], [], []
         super().log(logs, start_time)
 
-    def _checked_window(self) -> Tensor:
-        """Return the micro-batches since the last log entry, (S, T).
+    def _checked_window(self) -> list[dict[str, float]]:
+        """Return the values of each micro-batch since the last log entry, by name.
 
         Raises:
             NonFiniteLossError: a loss term is not finite.
         """
-        rows_ST = torch.stack(self._window)
-        terms = [i for i, name in enumerate(self._names) if name.startswith("loss/")]
-        broken_ST = ~rows_ST[:, terms].isfinite()
-        anywhere = broken_ST.any().float()
+        values = iter(torch.cat(self._window).tolist())
+        rows = [{name: next(values) for name in names} for names in self._names]
+        terms = [(number, name) for number, row in enumerate(rows) for name in row if name.startswith("loss/")]
+        broken = [(number, name) for number, name in terms if not math.isfinite(rows[number][name])]
+        anywhere = bool(broken)
         if world_size() > 1:
-            dist.all_reduce(anywhere)
+            told = torch.tensor(float(anywhere), device=self.args.device)
+            dist.all_reduce(told)
+            anywhere = bool(told)
         if not anywhere:
-            return rows_ST
-        if not broken_ST.any():
+            return rows
+        if not broken:
             raise NonFiniteLossError("a loss term is not finite in another process")
-        row, column = broken_ST.nonzero()[0].tolist()
-        step, index = self._origins[row]
-        name, value = self._names[terms[column]].removeprefix("loss/"), rows_ST[row, terms[column]].item()
+        number, term = broken[0]
+        step, index = self._origins[number]
+        name, value = term.removeprefix("loss/"), rows[number][term]
         samples = index.tolist() if index is not None else "unknown"
         raise NonFiniteLossError(
             f"step {step}: loss term {name!r} is {value}; rows of the corpus in that batch, from 0: {samples}. "
@@ -316,11 +319,13 @@ class TermsTrainer(Trainer):
 
     def _read_window(self, checkpoint: str | None) -> None:
         """Read what :meth:`_write_window` wrote; without such a file the next log entry starts at the next step."""
-        self._window, self._origins = [], []
+        self._window, self._names, self._origins = [], [], []
         path = Path(checkpoint or "") / OPEN_WINDOW.format(self.args.process_index)
         if checkpoint is not None and path.is_file():
             written = torch.load(path, map_location=self.args.device)
-            self._names, self._window, self._origins = written["names"], written["rows"], written["origins"]
+            self._window, self._origins, names = written["rows"], written["origins"], written["names"]
+            of_all = bool(names) and isinstance(names[0], str)  # as earlier versions wrote them
+            self._names = [names] * len(self._window) if of_all else names
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Compare as Transformers does; a new best step gets a checkpoint even if none is due. Return True also for
@@ -370,6 +375,27 @@ class TermsTrainer(Trainer):
             if self.args.should_save:
                 self.state.save_to_json(str(draft / STATE))
         return training
+
+
+def window_means(rows: Sequence[Mapping[str, float]], steps: Sequence[int]) -> dict[str, float]:
+    """Return the mean over steps of each value, by name. A step's value is the mean over its micro-batches. Those that
+    lack a value do not count for it.
+
+    Arguments:
+        rows: the values of each micro-batch.
+        steps: the step of each micro-batch.
+    """
+    found: dict[str, dict[int, list[float]]] = {}
+    for row, step in zip(rows, steps, strict=True):
+        for name, value in row.items():
+            found.setdefault(name, defaultdict(list))[step].append(value)
+    return {name: mean(mean(values) for values in of_steps.values()) for name, of_steps in found.items()}
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean, nan or infinity if a value is."""
+    given = list(values)
+    return sum(given) / len(given)
 
 
 def _start_worker(initialise: Callable[[int], None] | None, number: int) -> None:

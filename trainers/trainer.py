@@ -64,6 +64,7 @@ from csekit.trainers.run_settings import config_settings, digest, plain, vocabul
 logger = logging.getLogger(__name__)
 
 SAMPLE_ROWS = 64  # sentences of the sample that go through the encoder at once: no more memory than a training step
+GAP_STEPS = 5  # a step in so many measures the gaps, each of which costs a forward pass
 CHECKED_TEXTS = 32  # training sentences that are embedded to check an export without a dev set
 LABEL_FREE = {"alignment": False, "uniformity": False, "effective_rank": True}  # True: greater is better
 
@@ -200,7 +201,10 @@ class CSETrainer(HubTrainer):
                 self.warm_up_objectives(resume=bool(resume_from_checkpoint))
                 if self.stop_on_terminate.interrupted:
                     return TrainOutput(0, 0.0, {})
-            return super().train(resume_from_checkpoint, **kwargs)
+            try:
+                return super().train(resume_from_checkpoint, **kwargs)
+            finally:
+                self.model.measure_gaps(True)
 
     def warm_up_objectives(self, resume: bool = False) -> None:
         """Train the objectives' own weights alone for ``objective_warmup_steps``, and save them in
@@ -281,7 +285,19 @@ class CSETrainer(HubTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         if self.args.torch_compile:
             begin_step(self.args.torch_compile_mode)
+        self.model.measure_gaps(self.gaps_are_due())
         return super().training_step(*args, **kwargs)
+
+    def gaps_are_due(self) -> bool:
+        """Return True if the micro-batch to come measures the diagnostics ``<name>_gap``: the first one behind an
+        entry of the log, so that every entry has them, and the first one of every ``GAP_STEPS``-th step behind it."""
+        step = self.state.global_step + 1
+        for (other, _), names in zip(reversed(self._origins), reversed(self._names), strict=True):
+            if other <= step - GAP_STEPS:
+                break
+            if any(name.endswith("_gap") for name in names):
+                return False
+        return True
 
     # Selection
 

@@ -68,7 +68,7 @@ def costs_table(
         f"An optimiser step over {run['batch_size']} sentences of at most {run['max_seq_length']} tokens of "
         f"{run['corpus']}, backbone {run['backbone']}, {run['precision']}, {where}: median of {run['repetitions']} "
         f"steps, taken in turn; time relative to {first['title']}: median within the turns; peak memory {memory}, "
-        "each method in a process of its own"
+        f"each method in a process of its own{gap_steps(run, '; ')}"
     )
     caption += "; parameters without a generator, which is in no checkpoint." if counts else "."
     return caption, head, body
@@ -92,9 +92,18 @@ def peers_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[s
     caption = (
         f"An optimiser step over {run['batch_size']} sentences of at most {run['max_seq_length']} tokens of "
         f"{run['corpus']}, backbone {run['backbone']}, {run['precision']} unless the row says otherwise, {where}: "
-        f"median of {run['repetitions']} steps, taken in turn; ratios: median within the turns."
+        f"median of {run['repetitions']} steps, taken in turn; ratios: median within the turns.{gap_steps(run, ' ')}"
     )
     return caption, ["", "ms a step", "time"], body
+
+
+def gap_steps(run: Mapping[str, Any], before: str) -> str:
+    """Return what a caption says of the steps that measure gap diagnostics, nothing of a run where all do."""
+    often = run.get("gap_steps")
+    if not often:
+        return ""
+    told = f"the steps that measure gap diagnostics, one in {often} as in training, have a median of their own"
+    return before + (told if before.startswith(";") else told[0].upper() + told[1:] + ".")
 
 
 def gaps_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:

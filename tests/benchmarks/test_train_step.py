@@ -244,9 +244,8 @@ def test_gaps_are_timed_beside_the_same_step_without_them(
     ],
 )
 def test_a_step_without_gaps_has_the_same_loss_and_no_gap(
-    script: Callable[[str], ModuleType], masked_lm: Path, method: str, fields: dict[str, Any], gap: str
+    masked_lm: Path, method: str, fields: dict[str, Any], gap: str
 ) -> None:
-    module = script("train_step")
     torch.manual_seed(1)
     model = METHODS[method].from_backbone(masked_lm, dropout=0.0, **fields).train()
     for weight in model.objectives.parameters():
@@ -256,10 +255,51 @@ def test_a_step_without_gaps_has_the_same_loss_and_no_gap(
     torch.manual_seed(0)
     whole = model(**batch)
     torch.manual_seed(0)
-    bare = module.without_gaps(model)(**batch)
+    model.measure_gaps(False)
+    bare = model(**batch)
     assert whole.metrics[gap] != 0
-    assert bare.metrics[gap] == 0
-    torch.testing.assert_close(bare.loss, whole.loss)
+    assert set(whole.metrics) - set(bare.metrics) == {gap}
+    assert torch.equal(bare.loss, whole.loss)
+
+
+@pytest.mark.parametrize(("gaps", "expected"), [("usual", [5, 10]), ("always", [*range(1, 13)]), ("never", [])])
+def test_a_step_measures_gaps_as_often_as_it_is_told(
+    script: Callable[[str], ModuleType], masked_lm: Path, gaps: str, expected: list[int]
+) -> None:
+    module = script("train_step")
+    setting, measured = module.Setting(str(masked_lm), "cpu", "fp32", 16, 1), []
+
+    def noted(model: Any) -> Any:
+        def network(**batch: Any) -> Any:
+            output = model(**batch)
+            measured.append("rtd_gap" in output.metrics)
+            return output
+
+        return network
+
+    step = module.csekit_step(setting, "diffcse", {}, wrap=noted, gaps=gaps)
+    for _ in range(12):
+        step(rows(4))
+    assert [number for number, found in enumerate(measured, 1) if found] == expected
+
+
+def test_packing_rows_choose_what_is_packed(
+    script: Callable[[str], ModuleType], masked_lm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = script("train_step")
+    usual = module.fast_packing.PADDING
+    monkeypatch.setattr(module.fast_packing, "PADDING", usual)
+    seen = []
+    for row in module.read_rows(ROOT / "benchmarks/packing.yaml", None).values():
+        row.build(module.Setting(str(masked_lm), "cpu", "fp32", 16, 1))(rows(4))
+        seen.append(module.fast_packing.PADDING)
+    assert seen[0] == usual and seen[1] == 0 and seen[2] > 1 << 32
+
+
+def test_the_usual_time_counts_measuring_steps_as_often_as_they_come(script: Callable[[str], ModuleType]) -> None:
+    usual = script("train_step").usual
+    assert usual([1.0, 9.0, 1.0, 1.0, 6.0], range(1, 6)) == (4 * 1.0 + 6.0) / 5
+    assert usual([1.0, 9.0, 2.0], range(1, 4)) == 2.0
 
 
 def test_compiled_rows(script: Callable[[str], ModuleType], masked_lm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,8 +308,10 @@ def test_compiled_rows(script: Callable[[str], ModuleType], masked_lm: Path, mon
     monkeypatch.setattr(module, "compile_layers", lambda model, **given: compiled.append(given))
     monkeypatch.setattr(module, "begin_step", begun.append)
     found = module.read_rows(ROOT / "benchmarks/compile.yaml", None)
-    assert [row.against for row in found.values()] == [None, "simcse", "simcse"]
+    methods = [name for name, row in found.items() if row.against is None]
+    assert [row.against for row in found.values()] == [None, "simcse", "simcse", None, "infocse", None, "diffcse"]
     for row in found.values():
         row.build(module.Setting(str(masked_lm), "cpu", "fp32", 16, 1))(rows(4))
-    assert compiled == [{}, {"mode": "reduce-overhead", "bucket": 512}]
-    assert begun == [None, None, "reduce-overhead"]
+    graphs = {"mode": "reduce-overhead", "bucket": 512}
+    assert compiled == [{}, *[graphs] * len(methods)]
+    assert begun == [None, None, *["reduce-overhead", None] * 2, "reduce-overhead"]

@@ -1,13 +1,22 @@
 """Packed batches: the states and gradients of padded ones, in every family that can."""
 
 import copy
+import types
 
 import pytest
 import torch
 from transformers import AutoModel
 
-from csekit.modeling import CSEModel, SimCSEModel
-from csekit.modeling.fast_packing import PACKED_ATTENTION, Packing, pack_batches, run_encoder, warn_padded
+from csekit.modeling import CSEModel, SimCSEModel, fast_packing
+from csekit.modeling.fast_counts import note_counts
+from csekit.modeling.fast_packing import (
+    PACKED_ATTENTION,
+    Packing,
+    PaddedRows,
+    pack_batches,
+    run_encoder,
+    warn_padded,
+)
 from tests.modeling.gradients import same_states
 
 CAN = {"bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert", "albert"}
@@ -227,3 +236,57 @@ def test_states_padded_together_are_those_padded_one_by_one(full: bool) -> None:
     for alone, one_piece in zip(found[False], found[True], strict=True):
         assert torch.equal(alone, one_piece)
     assert (found[True][0][~mask[:, None].expand(3, 2, 4)] == 0).all()
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Let the branch of a GPU run on the CPU: what pays there, and numbers in place of a bool in attention."""
+    pays = fast_packing.packing_pays
+    on_gpu = types.SimpleNamespace(type="cuda")
+
+    def told(model, mask):
+        fake = types.SimpleNamespace(device=on_gpu, numel=mask.numel, counts=fast_packing.counts_of(mask))
+        with monkeypatch.context() as inner:
+            inner.setattr(fast_packing, "counts_of", lambda rows: rows.counts)
+            return pays(model, fake)
+
+    monkeypatch.setattr(fast_packing, "packing_pays", told)
+    monkeypatch.setattr(fast_packing, "own_attention", lambda _: False)
+    monkeypatch.setattr(fast_packing, "reads_numbers", lambda _: True)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("least", [1, 1 << 21])
+def test_on_a_gpu_little_padding_is_computed_and_much_is_not(
+    family, model, encoder_config, as_on_a_gpu, monkeypatch, least, counted
+):
+    """Both kinds of batch have the states and gradients of Transformers' own padded one."""
+    monkeypatch.setattr("csekit.modeling.fast_packing.PADDING", least)
+    twin, tokens = padded_twin(model), []
+    layers = [module for module in model.backbone.modules() if isinstance(module, torch.nn.Linear)]
+    layers[-1].register_forward_pre_hook(lambda _, inputs: tokens.append(inputs[0].shape[:-1].numel()))
+    ids, mask = ragged(pad=encoder_config(family).pad_token_id)
+    same_states(model, twin, ids, note_counts(mask, LENGTHS) if counted else mask)
+    if family in CAN:
+        assert set(tokens) == {sum(LENGTHS) if least == 1 else ids.numel()}
+
+
+def test_networks_that_read_one_mask_share_its_rows():
+    _, mask = ragged()
+    rows = PaddedRows.of(mask)
+    assert PaddedRows.of(mask) is rows
+    assert rows.bias(False, None, torch.float32) is rows.bias(False, None, torch.float32)
+    mask[0, 1] = 0  # the rows of the earlier mask would be wrong
+    assert PaddedRows.of(mask) is not rows
+    assert torch.equal(PaddedRows.of(mask).mask_NL, mask.bool())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 2, 99])
+def test_numbers_say_what_a_bool_says(causal, window):
+    _, mask = ragged()
+    rows = PaddedRows.of(mask)
+    bias = rows.bias(causal, window, torch.float32)
+    assert torch.equal(bias == 0, rows.read(causal, window))
+    assert torch.equal(bias == torch.finfo(torch.float32).min, ~rows.read(causal, window))
+    assert bias.stride(-2) % 8 == 0

@@ -36,7 +36,7 @@ def test_a_run(run: Callable[..., CSETrainer]) -> None:
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.train()
     log = [entry for entry in trainer.state.log_history if "loss/icm" in entry]
-    assert len(log) == 4
+    assert len(log) == 4  # entries of two steps each
     for entry in log:
         terms = [entry[f"loss/{name}"] for name in ("contrastive", "dcm", "icm")]
         assert entry["loss"] == pytest.approx(sum(terms), rel=1e-5)

@@ -106,6 +106,38 @@ def test_the_log_holds_the_mean_of_every_term(
         assert {"loss/contrastive", "loss/reconstruction", "loss/mlm", "metrics/mlm_accuracy"} <= log[0].keys()
 
 
+@pytest.mark.parametrize(
+    ("options", "measuring"),
+    [
+        ({"logging_steps": 1}, [*range(1, 17)]),
+        ({"logging_steps": 3}, [1, 4, 5, 7, 9, 10, 13, 16]),
+        ({"logging_steps": 16}, [1, 5, 9, 13]),
+        ({"logging_steps": 16, "eval_steps": 16}, [1, 6, 11, 16]),
+        ({"logging_steps": 16, "eval_steps": 16, "gradient_accumulation_steps": 2}, [1, 6]),
+        ({"logging_strategy": "epoch", "eval_steps": 16}, [1, 6, 11, 16]),
+    ],
+    ids=str,
+)
+def test_gaps_are_measured_every_fifth_step_and_for_every_entry(  # an evaluation, every fourth, writes one, too
+    small_run: SmallRun, tmp_path: Path, options: dict[str, Any], measuring: list[int]
+) -> None:
+    method = {"method": "infocse", "fields": {"aux_mlm_head_init": "top_layers"}}
+    trainer = small_run(tmp_path / "run", 64, kind=Recording, per_device_train_batch_size=4, **method, **options)
+    trainer.train()
+    found: dict[int, list[float]] = defaultdict(list)
+    for step, _, _, metrics in trainer.seen:
+        if "aux_mlm_gap" in metrics:
+            found[step].append(metrics["aux_mlm_gap"])
+    assert list(found) == measuring
+    assert all(len(values) == 1 for values in found.values())
+    start = 0
+    for entry in training_log(trainer):
+        steps = [np.mean(found[step]) for step in range(start + 1, int(entry["step"]) + 1) if step in found]
+        assert entry["metrics/aux_mlm_gap"] == pytest.approx(np.mean(steps), rel=1e-5, abs=1e-7)
+        start = int(entry["step"])
+    assert all(objective.measures_gap for objective in trainer.model.auxiliaries())  # as it was before
+
+
 @pytest.mark.parametrize("more", [{}, {"aux_mlm_weight": 1e-5, "head_init": "top_layers"}], ids=["mlm", "aux_mlm"])
 def test_no_step_waits_for_the_device(
     small_run: SmallRun, tmp_path: Path, more: dict[str, Any], host_waits: Any
