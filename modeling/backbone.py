@@ -15,6 +15,8 @@ from .quiet import quiet_weights
 #: Types of models with a decoder of which csekit runs the encoder alone, to encode; it trains none of them.
 ENCODERS_ALONE = ("t5", "mt5", "umt5", "longt5")
 _HEAD_DROPOUTS = ("classif", "qa", "summary", "pooler")
+#: The attributes of an encoder that hold the paths of its layers and of its word embeddings.
+_LAYERS, _WORDS = "_csekit_layers", "_csekit_words"
 
 
 def dropout_fields(encoder_config: PreTrainedConfig) -> dict[str, float]:
@@ -165,11 +167,32 @@ def layer_list(model: PreTrainedModel) -> nn.ModuleList:
         ValueError: the encoder has no such list, or a norm follows it.
     """
     count = model.config.num_hidden_layers
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
+    known = kept_module(model, _LAYERS)
+    if isinstance(known, nn.ModuleList) and len(known) == count:
+        return known
+    lists = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    }
     norms = [name for name, module in model.named_children() if "final" in name and isinstance(module, nn.LayerNorm)]
     if not lists or norms or getattr(model.config, "num_hidden_groups", count) != count:
         raise ValueError(f"{type(model).__name__} has no plain list of layers: an auxiliary head is not possible")
-    return lists[0]
+    path, found = next(iter(lists.items()))
+    model.__dict__[_LAYERS] = path
+    return found
+
+
+def kept_module(model: nn.Module, attribute: str) -> nn.Module | None:
+    """Return the module at the path that an attribute of the model holds, None if there is none (any more).
+
+    A walk over all modules takes as long as starting a hundred kernels of a GPU, so paths are kept once found.
+    """
+    path = model.__dict__.get(attribute)
+    try:
+        return None if path is None else model.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 def embeddings_module(model: PreTrainedModel) -> tuple[nn.Module, str]:
@@ -179,8 +202,10 @@ def embeddings_module(model: PreTrainedModel) -> tuple[nn.Module, str]:
         ValueError: the word embeddings are not part of such a module.
     """
     words = model.get_input_embeddings()
-    paths = [name for name, module in model.named_modules() if module is words]
-    if not paths or "." not in paths[0]:
+    if words is None or kept_module(model, _WORDS) is not words:
+        model.__dict__[_WORDS] = next((name for name, module in model.named_modules() if module is words), "")
+    path = model.__dict__[_WORDS]
+    if "." not in path:
         raise ValueError(f"{type(model).__name__} has no module around its word embeddings")
-    parent, _, name = paths[0].rpartition(".")[0].rpartition(".")
+    parent, _, name = path.rpartition(".")[0].rpartition(".")
     return model.get_submodule(parent), name
