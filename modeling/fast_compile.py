@@ -5,7 +5,7 @@ time, so sizes are symbols. Only the Transformer layer is compiled: it is most o
 code and its graph.
 
 The modes of ``GRAPH_MODES`` record CUDA graphs, one for each size. There, batches are filled up to a multiple of a
-bucket (``fast_buckets.py``), so that there are few. This has not been run on a GPU yet.
+bucket (``fast_buckets.py``), so that there are few.
 """
 
 from collections.abc import Iterator
