@@ -21,6 +21,7 @@ from .fast_buckets import use_buckets
 from .fast_layers import attention_output
 from .fast_packing import PACKED_ATTENTION, PACKING
 from .fast_switch import fast
+from .fast_weights import forget_linears
 
 #: Modes of ``torch.compile`` that record CUDA graphs.
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
@@ -56,6 +57,7 @@ def compile_layers(model: nn.Module, backend: str = "inductor", mode: str | None
         ):
             raise ValueError(f"compile_bucket must be 0, got {bucket}: {type(encoder).__name__}'s batches stay padded")
         use_buckets(encoder, bucket)
+    forget_linears(model)
     for layer in found:
         try:
             layer.compile(**options)

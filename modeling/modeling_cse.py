@@ -37,6 +37,7 @@ from .fast_cache import WHOLE_BATCH, Chunks, check_cacheable
 from .fast_counts import note_batch, note_counts
 from .fast_dropout import dropout_off, speed_up_dropout
 from .fast_packing import pack_batches, run_encoder, run_with_attention
+from .fast_weights import weights_converted
 from .hub import from_hub, hub_or_cache
 from .lora import ADAPTER_FOLDER, add_lora, freeze_but_lora, save_adapter
 from .losses import contrast_diagnostics, cosine_logits, with_angular_margin
@@ -296,7 +297,8 @@ class CSEModel(EncoderWrapper):
             attention_mask = torch.ones_like(input_ids)
         if input_ids.dim() == 2:
             return self.embed(input_ids, attention_mask)
-        views, terms, metrics = self.terms(input_ids, attention_mask, token_counts, **copies)
+        with weights_converted(self, input_ids.device) if not self.chunks.size else nullcontext():
+            views, terms, metrics = self.terms(input_ids, attention_mask, token_counts, **copies)
         loss = torch.stack(list(terms.values())).sum()
         detached = {name: term.detach() for name, term in terms.items()}
         return ContrastiveOutput(loss=loss, loss_dict=detached, metrics=metrics, sentence_embedding=views.h.detach())

@@ -122,8 +122,8 @@ def _on_gpu(results_dir: Path) -> str:
     rows, device = {row["name"]: row for row in results["methods"]}, results["environment"]["device"]
     ratio = row_of(rows, "st-bf16", _GPU)["time_ratio"]
     return (
-        f" On one {device} a step in bf16 of minilm-wiki is {ratio:.2f} × as fast; encoding and one whole run, measured "
-        "before that, were not faster: see the page on speed."
+        f" On one {device} a step in bf16 of minilm-wiki is {ratio:.2f} × as fast; encoding and one whole run, "
+        "measured before that, were not faster: see the page on speed."
     )
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback
 
 from csekit.trainers import CSETrainer
+from csekit.trainers.checkpoints import MANIFEST, finish_checkpoint
 
 SCRIPT = Path(__file__).with_name("small_runs.py")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -78,11 +79,15 @@ def base(small: ModuleType, small_backbone: Path, tmp_path: Path) -> dict[str, A
     }
 
 
+GAPS = {"method": "infocse", "fields": {"aux_mlm_head_init": "top_layers"}}  # measured in some of the steps
+
+
+@pytest.mark.parametrize("method", [{}, GAPS], ids=["simcse", "gaps"])
 @pytest.mark.parametrize("strategy", ["steps", "epoch"])
 def test_a_run_that_was_stopped_between_two_log_entries_logs_like_one_that_was_not(
-    small: ModuleType, small_run: Callable[..., Any], tmp_path: Path, strategy: str
+    small: ModuleType, small_run: Callable[..., Any], tmp_path: Path, strategy: str, method: dict[str, Any]
 ) -> None:
-    options: dict[str, Any] = {"max_steps": 9, "logging_steps": 4, "gradient_accumulation_steps": 2}
+    options: dict[str, Any] = {"max_steps": 9, "logging_steps": 4, "gradient_accumulation_steps": 2, **method}
     options |= {"eval_strategy": strategy, "save_strategy": strategy, "eval_steps": 8}
     straight = small_run(tmp_path / "straight", 80, **options)  # five steps an epoch
     straight.train()
@@ -95,6 +100,28 @@ def test_a_run_that_was_stopped_between_two_log_entries_logs_like_one_that_was_n
     logs = [[e for e in each.state.log_history if "train_runtime" not in e] for each in (straight, resumed)]
     assert logs[0] == logs[1]
     assert [e["step"] for e in logs[0] if "loss" in e] == ([4, 5, 8, 9] if strategy == "epoch" else [4, 8, 9])
+    assert all("metrics/aux_mlm_gap" in entry for entry in logs[0] if "loss" in entry) == bool(method)
+
+
+def test_an_open_window_of_an_earlier_version_is_read(
+    small: ModuleType, small_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """It held the names of the values once, not for each micro-batch."""
+    options: dict[str, Any] = {"max_steps": 6, "logging_steps": 4, "eval_steps": 8}
+    straight = small_run(tmp_path / "straight", 80, **options)
+    straight.train()
+    stopped = small_run(tmp_path / "stopped", 80, **options)
+    stopped.add_callback(small.SignalAt(3, signal.SIGTERM))
+    stopped.train()
+    window = Path(stopped.training_dir) / "checkpoint-3" / "log_window_0.pt"
+    (window.parent / MANIFEST).unlink()
+    written = torch.load(window)
+    assert len(written["names"]) == 3
+    torch.save({**written, "names": written["names"][0]}, window)
+    finish_checkpoint(window.parent, stopped._settings.run, None, None)  # a new checksum
+    resumed = small_run(tmp_path / "stopped", 80, **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert scores_and_losses(resumed) == scores_and_losses(straight)
 
 
 class Falling(CSETrainer):

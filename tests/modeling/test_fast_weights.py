@@ -1,0 +1,121 @@
+"""Weights converted together: autocast's values and gradients, bit for bit."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from csekit.modeling import METHODS, CSEModel, fast_weights
+from csekit.modeling.fast_compile import compile_layers
+from csekit.modeling.fast_weights import weights_converted
+
+CPU = torch.device("cpu")
+MSSE = {"pooling": "mask", "prompt_template": '"{sentence}" means {mask}.'}
+STEPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "simcse": ("simcse", {}),
+    "infocse": ("infocse", {"aux_mlm_head_init": "top_layers"}),
+    "unfrozen": ("infocse", {"aux_mlm_head_init": "top_layers", "aux_mlm_detach": False}),
+    "diffcse": ("diffcse", {}),
+    "msse": ("msse", MSSE),
+    "mlm": ("joint", {"mlm_weight": 0.5}),
+    "lora": ("simcse", {"lora": {"r": 2}}),
+}
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convert on CPU, too."""
+    monkeypatch.setattr(fast_weights, "converts", lambda _: True)
+
+
+def step(model: CSEModel, batch: dict[str, Any], seed: int = 0) -> dict[str, Any]:
+    model.zero_grad()
+    torch.manual_seed(seed)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(**batch, return_loss=True).loss
+    loss.backward()
+    return {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()} | {"loss": loss}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_losses_and_gradients_are_those_of_autocast(
+    name: str, checkpoint: Any, batch_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "lora":
+        pytest.importorskip("peft", reason="needs the extra 'lora'")
+    method, fields = STEPS[name]
+    torch.manual_seed(0)
+    model = METHODS[method].from_backbone(checkpoint("bert"), temperature=0.2, **fields).train()
+    twin, batch, read = copy.deepcopy(model), batch_of(model), []
+    watched = next(module for module in twin.backbone.modules() if type(module) is nn.Linear)
+    watched.register_forward_pre_hook(lambda module, _: read.append(module.weight.dtype))
+    expected = step(model, batch)
+    monkeypatch.setattr(fast_weights, "converts", lambda _: True)
+    for _ in range(2):
+        found = step(twin, batch)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert (value is None) == (found[key] is None), key
+            assert value is None or (torch.equal(value, found[key]) and value.dtype == found[key].dtype), key
+    assert set(read) == {torch.bfloat16}
+    assert isinstance(watched.weight, nn.Parameter) and watched.weight.dtype == torch.float32
+
+
+def test_families(family: str, checkpoint: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = METHODS["simcse"].from_backbone(checkpoint(family), temperature=0.2).train()
+    batch = make_batch(4, 1, 9)
+    expected = step(model, batch)
+    monkeypatch.setattr(fast_weights, "converts", lambda _: True)
+    found = step(model, batch)
+    for key, value in expected.items():
+        assert (value is None) == (found[key] is None), key
+        assert value is None or torch.equal(value, found[key]), key
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_without_autocast_and_after_an_error_weights_are_the_parameters(checkpoint: Any) -> None:
+    model = METHODS["simcse"].from_backbone(checkpoint("bert")).train()
+    linear = next(module for module in model.backbone.modules() if type(module) is nn.Linear)
+    with weights_converted(model, CPU):
+        assert linear.weight.dtype == torch.float32
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    with pytest.raises(ValueError, match="in the middle"), autocast, weights_converted(model, CPU):
+        assert linear.weight.dtype == torch.bfloat16
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        raise ValueError("in the middle")
+    assert linear.weight is linear._parameters["weight"]
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_compiled_layers_are_left_to_autocast(checkpoint: Any) -> None:
+    model = METHODS["simcse"].from_backbone(checkpoint("bert")).train()
+    layers = [module for module in model.backbone.modules() if type(module) is nn.Linear]
+    for expected in (torch.bfloat16, torch.float32):
+        with torch.autocast("cpu", torch.bfloat16), weights_converted(model, CPU):
+            assert layers[0].weight.dtype == expected
+        compile_layers(model, backend="eager")
+    torch._dynamo.reset()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["simcse", "infocse", "diffcse", "msse", "mlm"])
+def test_on_a_gpu(name: str, checkpoint: Any, batch_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dropout: equal up to the order of sums on the device."""
+    method, fields = STEPS[name]
+    torch.manual_seed(0)
+    model = METHODS[method].from_backbone(checkpoint("bert"), temperature=0.2, dropout=0.0, **fields).train().cuda()
+    batch = {k: v.cuda() if torch.is_tensor(v) else v for k, v in batch_of(model).items()}
+    found = {}
+    for converts in (False, True):
+        monkeypatch.setattr(fast_weights, "converts", lambda _, answer=converts: answer)
+        model.zero_grad()
+        torch.manual_seed(0)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(**batch, return_loss=True).loss
+        loss.backward()
+        found[converts] = [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+    torch.testing.assert_close(found[True], found[False], rtol=1e-2, atol=1e-3)
