@@ -7,7 +7,7 @@ Both sides train SimCSE from the same weights on the same sentences, evaluate th
 best checkpoint and write the encoder (`st_training.py` is sentence-transformers' script). With `--task mlm` both sides
 continue the masked LM over blocks of tokens, and `--dev_file` has held-out sentences, one a line (`mlm_training.py` is
 Transformers' script). `--also_with NAME=VALUE` runs both sides a second time in each round, with that environment
-variable. `--vocabulary 250002` adds rows to the word embeddings that no text reads, as a multilingual encoder has them
+variable. `--alone` leaves the peer out. `--vocabulary 250002` adds rows to the word embeddings that no text reads, as a multilingual encoder has them
 (XLM-R) for a corpus of one language. They take turns for `--rounds` rounds; ratios are medians within the rounds. Wall
 time goes from the start of the process to its end, so imports and reading count. CPU time is that of the process and
 its children. Memory is resident memory, sampled five times a second, and on a GPU the peak of torch's allocator
@@ -40,7 +40,7 @@ SAMPLE_SECONDS = 0.2
 
 
 def sides(args: argparse.Namespace) -> list[str]:
-    both = [OURS, PEERS[args.task][0]]
+    both = [OURS] if args.alone else [OURS, PEERS[args.task][0]]
     return both + [f"{side}, {setting}" for setting in args.also_with for side in both]
 
 
@@ -169,6 +169,7 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
         ("vocabulary", 0, "rows of the word embeddings; 0: the encoder's"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=text)
+    parser.add_argument("--alone", action="store_true", help="csekit without its peer, for the growth of a long run")
     parser.add_argument("--also_with", nargs="+", default=[], metavar="NAME=VALUE", help="environment of further runs")
     args = parser.parse_args(argv)
     for setting in args.also_with:

@@ -156,6 +156,12 @@ def test_both_sides_run_again_with_a_variable(end_to_end: ModuleType, argv: list
     assert end_to_end.run([sys.executable, "-c", code], tmp_path / "log", 1, "LIMIT=1,5")["seconds"] > 0
 
 
+def test_csekit_alone(end_to_end: ModuleType, argv: list[str]) -> None:
+    assert end_to_end.sides(end_to_end.read_arguments([*argv, "--alone"])) == ["csekit"]
+    alone = end_to_end.read_arguments([*argv, "--alone", "--also_with", "LIMIT=1"])
+    assert end_to_end.sides(alone) == ["csekit", "csekit, LIMIT=1"]
+
+
 def test_a_tokenizer_whose_vocabulary_is_a_list_cannot_be_widened(
     end_to_end: ModuleType, masked_lm: Path, tmp_path: Path
 ) -> None:
