@@ -49,7 +49,11 @@ def test_beside_takes_each_number_from_its_own_row(tmp_path: Path) -> None:
     assert cells["encoding, fp32"] == ["150 sentences/s (1.50 × as fast)", "100 sentences/s"]
     assert cells["encoding, bf16"] == ["300 sentences/s (1.50 × as fast)", "200 sentences/s"]
     assert "|---|---|---|\n" in text
-    assert "On a GPU, with a small encoder, csekit is not faster" in text
+    assert "a step in bf16" not in text
+    on_gpu = {"run": run, "methods": [step("st-bf16", 0.3, 2.25)], "environment": {"device": "G100"}}
+    write_results(tmp_path / "gpu/peers-minilm-wiki.json", on_gpu)
+    text = update(page("beside"), tmp_path)
+    assert "On one G100 a step in bf16 of minilm-wiki is 2.25 × as fast; encoding and one whole run" in text
 
     write_results(tmp_path / "peers/mini-wiki-cpu.json", {"run": {**run, "repetitions": 20}, "methods": steps[:3]})
     with pytest.raises(TableError, match="must have a row 'st-bf16'"):
