@@ -7,12 +7,12 @@ Both sides train SimCSE from the same weights on the same sentences, evaluate th
 best checkpoint and write the encoder (`st_training.py` is sentence-transformers' script). With `--task mlm` both sides
 continue the masked LM over blocks of tokens, and `--dev_file` has held-out sentences, one a line (`mlm_training.py` is
 Transformers' script). `--also_with NAME=VALUE` runs both sides a second time in each round, with that environment
-variable. `--alone` leaves the peer out. `--vocabulary 250002` adds rows to the word embeddings that no text reads, as a
-multilingual encoder has them (XLM-R) for a corpus of one language. The sides take turns for `--rounds` rounds; ratios
+variable. `--alone` leaves the peer out. `--vocabulary 250002` adds rows to the word embeddings that no text reads, as
+a multilingual encoder has them (XLM-R) for a corpus of one language. Sides take turns for `--rounds` rounds; ratios
 are medians within the rounds. Wall time goes from the start of the process to its end, so imports and reading count.
 CPU time is that of the process and its children. Memory is resident memory, sampled five times a second, and on a GPU
-the peak of torch's allocator (`peak_memory.py`). Growth is that of resident memory: the median of the last quarter of a
-run over that of the second. `python -m experiments.tables` makes a table of each file `benchmarks/runs-NAME.json`.
+the peak of torch's allocator (`peak_memory.py`). Growth is that of resident memory: the median of the last quarter of
+a run over that of the second. `python -m experiments.tables` makes a table of each file `benchmarks/runs-NAME.json`.
 """
 
 import argparse
