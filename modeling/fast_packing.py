@@ -115,7 +115,9 @@ class PaddedRows(Readable):
     @classmethod
     def of(cls, attention_mask_NL: Tensor) -> "PaddedRows":
         """Return the rows of a mask, the same object for the same mask: networks that read it share what is made of
-        it."""
+        it. In inference mode every call makes new ones, since training cannot use what is made there."""
+        if torch.is_inference_mode_enabled() or attention_mask_NL.is_inference():
+            return cls(attention_mask_NL.bool())
         found: PaddedRows | None = getattr(attention_mask_NL, _PADDED, None)
         if found is None or found.version != attention_mask_NL._version:
             found = cls(attention_mask_NL.bool(), attention_mask_NL._version)
@@ -125,7 +127,7 @@ class PaddedRows(Readable):
     @cached_property
     def places_NL(self) -> Tensor:
         """The place of each token in its row, counted from the first real token; 0 before it."""
-        return (places_of(self.mask_NL)).clamp_min(0)
+        return places_of(self.mask_NL).clamp_min(0)
 
 
 def places_of(mask_NL: Tensor) -> Tensor:

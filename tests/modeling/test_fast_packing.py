@@ -271,6 +271,18 @@ def test_on_a_gpu_little_padding_is_computed_and_much_is_not(
         assert set(tokens) == {sum(LENGTHS) if least == 1 else ids.numel()}
 
 
+def test_inference_mode_leaves_nothing_behind_on_a_gpu(checkpoint, as_on_a_gpu):
+    model = SimCSEModel.from_backbone(checkpoint("bert"), dropout=0.0)
+    ids, mask = ragged()
+    with torch.inference_mode():
+        expected = model(ids, mask).sentence_embedding.clone()
+        made_inside = mask.clone()
+        assert torch.equal(model(ids, made_inside).sentence_embedding, expected)
+    found = model.train()(ids, mask).sentence_embedding
+    found.sum().backward()
+    torch.testing.assert_close(found, expected.clone())
+
+
 def test_networks_that_read_one_mask_share_its_rows():
     _, mask = ragged()
     rows = PaddedRows.of(mask)
