@@ -380,14 +380,16 @@ def end_to_end_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[l
     what, texts = "Training SimCSE", f"sentences of at most {run['max_seq_length']} tokens of"
     if run.get("task") == "mlm":
         what, texts = "Continuing the masked LM", f"blocks of {run['max_seq_length']} tokens of"
+    turns = f"median of {run['rounds']} runs, taken in turn; ratios: median within the turns."
+    if run.get("alone"):
+        turns = "one run without a peer." if run["rounds"] == 1 else f"median of {run['rounds']} runs without a peer."
     backbone = run["model_name_or_path"]
     if run.get("vocabulary"):
         backbone += f" with {run['vocabulary']:,} rows of word embeddings, most of which no text reads"
     caption = (
         f"{what} from the start of the process to its end, {run['max_steps']} steps over {run['batch_size']} "
         f"{texts} {run['train_file']}, {run['dev_file']} scored every {run['eval_steps']}, backbone "
-        f"{backbone}, {run['precision']}, {where}: median of {run['rounds']} runs, taken in "
-        f"turn; ratios: median within the turns. Memory: {memory}; growth: of {grown} beside its second."
+        f"{backbone}, {run['precision']}, {where}: {turns} Memory: {memory}; growth: of {grown} beside its second."
     )
     return caption, ["", "s", "time", "CPU s", "CPU time", "MiB", "memory", "growth"], body
 
