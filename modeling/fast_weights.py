@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .distributed import world_size
 from .fast_switch import fast
 
 #: Tensors in one block begin at multiples of so many elements, as kernels want them.
@@ -27,10 +28,10 @@ def weights_converted(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Inside the context, let linear maps of the encoders in ``model`` read weights that have autocast's type already.
 
     Values and gradients are autocast's, bit for bit. Parameters and the state dict stay as they are. Nothing happens
-    without autocast, on CPU, if the fast paths are off, and for compiled layers, to which a new tensor would be
-    another program.
+    without autocast, on CPU, if the fast paths are off, for compiled layers, to which a new tensor would be another
+    program, and with several processes, which exchange gradients while the backward pass makes others.
     """
-    if not (converts(device) and fast() and torch.is_autocast_enabled(device.type)):
+    if not (converts(device) and fast() and torch.is_autocast_enabled(device.type)) or world_size() > 1:
         yield
         return
     linears, dtype = _linears(model), torch.get_autocast_dtype(device.type)

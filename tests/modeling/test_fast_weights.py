@@ -75,6 +75,21 @@ def test_families(family: str, checkpoint: Any, make_batch: Any, monkeypatch: py
         assert value is None or torch.equal(value, found[key]), key
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_that_are_computed_again(reentrant: bool, checkpoint: Any, make_batch: Any, monkeypatch: Any) -> None:
+    """Gradient checkpointing computes layers in the backward pass, when the parameters are back."""
+    torch.manual_seed(0)
+    model = METHODS["simcse"].from_backbone(checkpoint("bert"), temperature=0.2).train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    batch = make_batch(4, 1, 9)
+    expected = step(model, batch)
+    monkeypatch.setattr(fast_weights, "converts", lambda _: True)
+    found = step(model, batch)
+    for key, value in expected.items():
+        assert (value is None) == (found[key] is None), key
+        assert value is None or torch.equal(value, found[key]), key
+
+
 @pytest.mark.usefixtures("everywhere")
 def test_without_autocast_and_after_an_error_weights_are_the_parameters(checkpoint: Any) -> None:
     model = METHODS["simcse"].from_backbone(checkpoint("bert")).train()
@@ -88,6 +103,15 @@ def test_without_autocast_and_after_an_error_weights_are_the_parameters(checkpoi
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         raise ValueError("in the middle")
     assert linear.weight is linear._parameters["weight"]
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_several_processes_leave_it_to_autocast(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = METHODS["simcse"].from_backbone(checkpoint("bert")).train()
+    linear = next(module for module in model.backbone.modules() if type(module) is nn.Linear)
+    monkeypatch.setattr(fast_weights, "world_size", lambda: 2)
+    with torch.autocast("cpu", torch.bfloat16), weights_converted(model, CPU):
+        assert linear.weight.dtype == torch.float32
 
 
 @pytest.mark.usefixtures("everywhere")
