@@ -56,7 +56,7 @@ PACKING = "_csekit_packing"
 
 
 class Readable:
-    """What the tokens of a batch attend to.
+    """A batch that knows what its tokens attend to.
 
     Arguments:
         mask_NL: bool, True for real tokens.

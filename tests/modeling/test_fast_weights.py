@@ -39,6 +39,14 @@ def step(model: CSEModel, batch: dict[str, Any], seed: int = 0) -> dict[str, Any
     return {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()} | {"loss": loss}
 
 
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Check that two steps have the same loss and gradients, bit for bit."""
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert (value is None) == (found[key] is None), key
+        assert value is None or (torch.equal(value, found[key]) and value.dtype == found[key].dtype), key
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_losses_and_gradients_are_those_of_autocast(
     name: str, checkpoint: Any, batch_of: Any, monkeypatch: pytest.MonkeyPatch
@@ -55,10 +63,7 @@ def test_losses_and_gradients_are_those_of_autocast(
     monkeypatch.setattr(fast_weights, "converts", lambda _: True)
     for _ in range(2):
         found = step(twin, batch)
-        assert found.keys() == expected.keys()
-        for key, value in expected.items():
-            assert (value is None) == (found[key] is None), key
-            assert value is None or (torch.equal(value, found[key]) and value.dtype == found[key].dtype), key
+        same(found, expected)
     assert set(read) == {torch.bfloat16}
     assert isinstance(watched.weight, nn.Parameter) and watched.weight.dtype == torch.float32
 
@@ -70,9 +75,7 @@ def test_families(family: str, checkpoint: Any, make_batch: Any, monkeypatch: py
     expected = step(model, batch)
     monkeypatch.setattr(fast_weights, "converts", lambda _: True)
     found = step(model, batch)
-    for key, value in expected.items():
-        assert (value is None) == (found[key] is None), key
-        assert value is None or torch.equal(value, found[key]), key
+    same(found, expected)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -85,9 +88,7 @@ def test_layers_that_are_computed_again(reentrant: bool, checkpoint: Any, make_b
     expected = step(model, batch)
     monkeypatch.setattr(fast_weights, "converts", lambda _: True)
     found = step(model, batch)
-    for key, value in expected.items():
-        assert (value is None) == (found[key] is None), key
-        assert value is None or torch.equal(value, found[key]), key
+    same(found, expected)
 
 
 @pytest.mark.usefixtures("everywhere")
