@@ -216,7 +216,7 @@ class TextEncoder:
     def check_settings(self, num_workers: int = 1) -> None:
         """Raise ValueError for a precision or a number of processes that this encoder cannot encode with."""
         device = device_of(self.model)
-        check_precision(self.precision, device)
+        check_precision(self.precision, device, self.model)
         check_workers(num_workers, device)
 
     def encode_chunks(

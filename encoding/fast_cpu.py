@@ -9,7 +9,7 @@ compute this way, keep their own.
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeGuard
 
@@ -22,18 +22,34 @@ from csekit.modeling.fast_half import computes_bf16, tell_float32
 from csekit.modeling.fast_packing import FILLED, filled_attention
 
 PRECISIONS = ("fp32", "bf16", "int8")
+#: The types of weights that a precision other than 'fp32' reads on CPU.
+_WEIGHTS = {"bf16": (torch.float32, torch.bfloat16), "int8": (torch.float32,)}
 #: oneDNN chooses the layout of weights for products of this many rows.
 ROWS = 1024
 
 Forward = Callable[[Tensor], Tensor]
 
 
-def check_precision(precision: str, device: torch.device | None = None) -> None:
-    """Raise ValueError for an unknown precision, and for int8 on another device than the CPU."""
+def check_precision(precision: str, device: torch.device | None = None, model: nn.Module | None = None) -> None:
+    """Raise ValueError for an unknown precision, for int8 on another device than the CPU, and on CPU for a model whose
+    weights have 16 bits that this precision cannot compute with."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
     if precision == "int8" and device is not None and device.type != "cpu":
         raise ValueError(f"precision 'int8' is for CPU only, the model is on {device}: use 'bf16'")
+    if model is None or device is None or device.type != "cpu" or precision == "fp32":
+        return
+    allowed = _WEIGHTS[precision]
+    others = {each.dtype for each in model.parameters() if each.is_floating_point()} - set(allowed)
+    if others:
+        raise ValueError(
+            f"precision {precision!r} needs weights in {_names(allowed)} on CPU, got {_names(others)}: use 'fp32', "
+            "which computes with the weights as they are, or model.float() before"
+        )
+
+
+def _names(dtypes: Iterable[torch.dtype]) -> str:
+    return " or ".join(sorted(str(each).removeprefix("torch.") for each in dtypes))
 
 
 @contextmanager
@@ -51,7 +67,7 @@ def fast_inference(model: nn.Module, precision: str = "fp32") -> Iterator[None]:
     """
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
-    check_precision(precision, device)
+    check_precision(precision, device, model)
     if precision == "bf16" and not computes_bf16(device):
         tell_float32("precision bf16")
         precision = "fp32"

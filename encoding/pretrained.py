@@ -26,7 +26,7 @@ from transformers import (
 
 from csekit.encoding.imports import import_hint
 from csekit.encoding.unfinished import interrupted_run
-from csekit.modeling.backbone import ENCODERS_ALONE
+from csekit.modeling.backbone import ENCODERS_ALONE, GivesScoresError, run_on_text_alone
 from csekit.modeling.hub import from_hub
 from csekit.modeling.quiet import quiet_weights
 from csekit.modeling.tokenization import sentence_frame, tokenize
@@ -117,14 +117,14 @@ def load_transformer(source: str | Path, **options: Any) -> nn.Module:
     return model
 
 
-@torch.no_grad()
 def _check_decoder(source: str | Path, model: Any) -> None:
-    """Raise ValueError for an encoder with a decoder that does not run on a text alone."""
+    """Raise ValueError for an encoder with a decoder that does not run on a text alone, or gives scores of words."""
     if not getattr(model.config, "is_encoder_decoder", False) or isinstance(model, tuple(_ENCODERS_ALONE.values())):
         return
-    ids = torch.ones(1, 2, dtype=torch.long)
     try:
-        model.eval()(input_ids=ids, attention_mask=ids)
+        run_on_text_alone(model)
+    except GivesScoresError as error:
+        raise ValueError(f"{source}: csekit cannot encode with a {model.config.model_type!r}: {error}") from error
     except Exception as error:  # each class has its own
         reason = " ".join(str(error).split())[:200]
         raise ValueError(

@@ -79,16 +79,35 @@ def check_family(name_or_path: str, model_type: str) -> None:
         raise _needs_decoder(name_or_path, model_type)
 
 
-@torch.no_grad()
 def check_decoder(name_or_path: str, model: PreTrainedModel) -> None:
-    """Raise ValueError for an encoder with a decoder that does not run on a text alone."""
+    """Raise ValueError for an encoder with a decoder that does not run on a text alone, or gives scores of words."""
     if not getattr(model.config, "is_encoder_decoder", False):
         return
-    ids = torch.ones(1, 2, dtype=torch.long, device=model.device)
     try:
-        model.eval()(input_ids=ids, attention_mask=ids)
+        run_on_text_alone(model)
+    except GivesScoresError as error:
+        raise ValueError(f"{name_or_path}: a {model.config.model_type!r} cannot be trained: {error}") from error
     except Exception as error:  # each class has its own
         raise _needs_decoder(name_or_path, model.config.model_type) from error
+
+
+class GivesScoresError(ValueError):
+    """A model has scores of words where others have states (FSMT)."""
+
+
+@torch.no_grad()
+def run_on_text_alone(model: PreTrainedModel) -> None:
+    """Run a model with a decoder without inputs for the decoder.
+
+    Raises:
+        GivesScoresError: its output is not as wide as the model.
+        Exception: the class needs the decoder's inputs; each class has its own error.
+    """
+    ids = torch.full((1, 2), 2 if model.config.pad_token_id == 1 else 1, device=model.device)  # no padding
+    width = model.eval()(input_ids=ids, attention_mask=ids)[0].shape[-1]
+    own = getattr(model.config, "hidden_size", width)
+    if width != own:
+        raise GivesScoresError(f"its output has {width} numbers a token, not its hidden size of {own}")
 
 
 def _needs_decoder(name_or_path: str, model_type: str) -> ValueError:

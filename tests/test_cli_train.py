@@ -138,6 +138,27 @@ def test_a_model_whose_decoder_needs_inputs_is_refused(data: Path, tmp_path: Pat
     assert ("trains none of them" in line) is ("t5" in kind)
 
 
+@pytest.mark.parametrize("command", ["train", "encode"])
+def test_a_model_that_gives_scores_of_words_is_refused(data: Path, tmp_path: Path, command: str) -> None:
+    """Regression: FSMT's scores of the target's words were taken for the states of its tokens."""
+    from transformers import AutoTokenizer, FSMTConfig, FSMTModel
+
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in
+             {"layers": 1, "attention_heads": 2, "ffn_dim": 32}.items()}  # fmt: skip
+    config = FSMTConfig(langs=["en", "de"], src_vocab_size=30, tgt_vocab_size=30, d_model=16, **sizes)
+    FSMTModel(config).save_pretrained(tmp_path / "backbone")
+    AutoTokenizer.from_pretrained("tiny-bert").save_pretrained(tmp_path / "backbone")
+    if command == "train":
+        given = [*START, *SCORED, "--model_name_or_path", tmp_path / "backbone", "--train_file", "texts.txt"]
+        done = run("train", *given, "--output_dir", tmp_path / "run")
+    else:
+        given = ["texts.txt", "--model", tmp_path / "backbone", "--pooling", "mean"]
+        done = run("encode", *given, "--output", tmp_path / "out.npy")
+    assert done.exit_code == 2, done.output
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert "backbone" in line and "its output has 30 numbers a token, not its hidden size of 16" in line
+
+
 def test_a_decoder_that_reads_the_text_trains(data: Path, tmp_path: Path) -> None:
     backbone = write_decoder(tmp_path / "backbone", "Bart")
     given = ["--model_name_or_path", backbone, "--train_file", "texts.txt", "--output_dir", tmp_path / "run"]

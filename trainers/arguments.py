@@ -286,7 +286,7 @@ class CSETrainingArguments(RunTrainingArguments):
         default=0,
         metadata={
             "help": "With torch_compile: fill packed batches up to a multiple of this many tokens, so that few CUDA "
-            "graphs are recorded; 512 is a start. 0: off. Not run on a GPU yet."
+            "graphs are recorded; 512 is a start. 0: off."
         },
     )
 

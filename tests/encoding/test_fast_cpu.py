@@ -270,3 +270,24 @@ def test_bad_precision() -> None:
         fast_inference(nn.Linear(2, 2, device="meta"), "int8"),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "allowed"),
+    [
+        ("bf16", torch.float16, "bfloat16 or float32"),
+        ("int8", torch.float16, "float32"),
+        ("int8", torch.bfloat16, "float32"),
+    ],
+)
+def test_weights_in_16_bits(tiny_tokenizer: Any, precision: str, dtype: torch.dtype, allowed: str) -> None:
+    """Regression: float16 weights in bf16 ended in torch's "mixed dtype", and int8 computed no product in 8 bits."""
+    model, name = build("bert").to(dtype), str(dtype).removeprefix("torch.")
+    message = f"precision '{precision}' needs weights in {allowed} on CPU, got {name}: use 'fp32'"
+    encoder = TextEncoder(model, tiny_tokenizer, precision=precision)
+    with pytest.raises(ValueError, match=message):
+        encoder.encode(["the man", "cat"])
+    with pytest.raises(ValueError, match=message), fast_inference(model, precision):
+        pass
+    encoder.precision = "fp32"
+    assert encoder.encode(["the man", "cat"]).dtype == np.float32
