@@ -8,7 +8,8 @@ NAME is a plan (``equal-terms``: one row an experiment, test sets in columns), a
 (``infocse-diffcse/margins``: differences of Avg), ``grid`` or ``gaps`` (see ``experiments.tables.grids``), a plan and
 one of its ablation tables
 (``informin-ablations/lambda``), ``selection``, ``dev-precision`` and ``half-states`` (see
-``experiments.tables.selection``), ``plans`` (see ``experiments.tables.plans``), ``FOLDER/FILE`` for the file of a
+``experiments.tables.selection``), ``plans`` (see ``experiments.tables.plans``), ``targets`` (see
+``experiments.tables.targets``), ``FOLDER/FILE`` for the file of a
 benchmark (``parameters``, ``costs``, ``peers``, ``roofline``, ``memory``, ``corpus``, ``collator``, ``gradients``,
 ``encode-memory``, ``decoder-memory``, ``dimensions``, ``students``, ``safety``, ``torture``, ``costs/gaps-…``,
 ``benchmarks/encode-…``, ``benchmarks/scaling-…``, ``benchmarks/selection-…``, ``gpu/peers-…`` and its like from
@@ -94,6 +95,7 @@ from experiments.tables.safety import safety_table, torture_table
 from experiments.tables.scores import evaluation_table
 from experiments.tables.selection import dev_precision_table, half_states_table, selection_table
 from experiments.tables.students import dimensions_table, students_table
+from experiments.tables.targets import targets_table
 from experiments.tables.uses import uses_table
 
 _BLOCK = re.compile(
@@ -139,6 +141,7 @@ _FOLDERS: Mapping[str, Callable[[Path], tuple[str, list[str], list[list[str]]]]]
     "backbone-gpu/starts": partial(starts_table, plan="backbone-gpu"),
     "dev-precision": dev_precision_table,
     "half-states": half_states_table,
+    "targets": targets_table,
     "evaluation/retrieval": retrieval_table,
     "evaluation/geometry": geometry_table,
     "evaluation/clustering": clustering_table,
