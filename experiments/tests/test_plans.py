@@ -91,11 +91,8 @@ def test_every_trial_is_one_that_the_scripts_can_run(path: Path, environment: di
             run, args, _ = parse_run_arguments(words[1:])
             run.check()
             assert args.seed == int(str(given["seed"]))
-            stated = str(given.get("bf16")) == "False" or path.stem in (
-                "msse-reading",
-                "informin-masked",
-                "field-rates",
-            )
+            float32 = ("msse-reading", "informin-masked", "field-rates", "back-translation")
+            stated = str(given.get("bf16")) == "False" or path.stem in float32
             assert args.bf16 or stated  # these compare in float32
             known.add(kind)
         fields = method_fields(method, list(objectives) if objectives else None)
