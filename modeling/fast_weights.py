@@ -43,16 +43,28 @@ def weights_converted(model: nn.Module, device: torch.device) -> Iterator[None]:
     ]
     trained = [place for place in found if place[2].requires_grad]
     frozen = [place for place in found if not place[2].requires_grad]
-    for places in (trained, frozen) if torch.is_grad_enabled() else (found,):
-        weights = [weight for _, _, weight in places]
-        converted = _Converted.apply(dtype, *weights) if places is trained else _copies(weights, dtype)
-        for (attributes, name, _), weight in zip(places, converted, strict=True):
-            attributes[name] = weight  # found before the parameter of this name
     try:
+        for places in (trained, frozen) if torch.is_grad_enabled() else (found,):
+            weights = [weight for _, _, weight in places]
+            converted = _Converted.apply(dtype, *weights) if places is trained else _copies(weights, dtype)
+            for (attributes, name, _), weight in zip(places, converted, strict=True):
+                attributes[name] = weight  # found before the parameter of this name
         yield
     finally:
         for attributes, name, _ in found:
             attributes.pop(name, None)
+
+
+@contextmanager
+def own_weights(*networks: nn.Module) -> Iterator[None]:
+    """Inside the context, let linear maps of the networks read their parameters again, which may change there."""
+    places = [(vars(module), name) for each in networks for module in each.modules() for name in [*module._parameters]]
+    hidden = [(attributes, name, attributes.pop(name)) for attributes, name in places if name in attributes]
+    try:
+        yield
+    finally:
+        for attributes, name, weight in hidden:
+            attributes[name] = weight
 
 
 def converts(device: torch.device) -> bool:

@@ -6,7 +6,7 @@ Shape suffixes: B sentences of this process, K of all processes, M keys of the q
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from .backbone import build_backbone
 from .distributed import gather_rows
 from .fast_counts import first_rows
+from .fast_weights import own_weights
 from .lora import plain_weights
 from .objectives import ContrastModifier, Encode, Negatives, Views
 from .settings import ObjectiveConfig, check_number
@@ -84,8 +85,10 @@ class MomentumQueue(ContrastModifier):
         self, views: Views, batch: dict[str, Tensor], encode: Encode
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         if self.training and views.z.requires_grad:  # a step that trains the encoder
-            self.follow(encode.backbone)  # type: ignore[arg-type]  # the model's own backbone
-            self.enter(views, encode)
+            backbone = cast(nn.Module, encode.backbone)  # the model's own
+            with own_weights(backbone, self.encoder):
+                self.follow(backbone)
+                self.enter(views, encode)
         return {}, {}
 
     @torch.no_grad()

@@ -68,6 +68,26 @@ def test_losses_and_gradients_are_those_of_autocast(
     assert isinstance(watched.weight, nn.Parameter) and watched.weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize("lora", [None, {"r": 2, "init_lora_weights": False}])
+def test_a_copy_that_follows_the_encoder_in_the_step(
+    lora: dict[str, Any] | None, checkpoint: Any, batch_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue's copy encoded with what it held before it followed, random weights at first; with adapters a step
+    ended in an error of types."""
+    if lora is not None:
+        pytest.importorskip("peft", reason="needs the extra 'lora'")
+    torch.manual_seed(0)
+    fields = {"temperature": 0.2, "queue_weight": 1.0, "queue_size": 16, "lora": lora}
+    model = METHODS["joint"].from_backbone(checkpoint("bert"), **fields).train()
+    twin, batch = copy.deepcopy(model), batch_of(model)
+    expected = [step(model, batch, seed) for seed in range(2)]
+    monkeypatch.setattr(fast_weights, "converts", lambda _: True)
+    for seed in range(2):
+        same(step(twin, batch, seed), expected[seed])
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, twin.state_dict()[name]), name
+
+
 def test_families(family: str, checkpoint: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = METHODS["simcse"].from_backbone(checkpoint(family), temperature=0.2).train()
@@ -104,6 +124,28 @@ def test_without_autocast_and_after_an_error_weights_are_the_parameters(checkpoi
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         raise ValueError("in the middle")
     assert linear.weight is linear._parameters["weight"]
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_an_error_while_weights_are_converted_leaves_the_parameters(
+    checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained weights were in their places when the frozen ones found no memory."""
+    model = METHODS["infocse"].from_backbone(checkpoint("bert"), aux_mlm_head_init="top_layers").train()
+    copies, calls = fast_weights._copies, []
+
+    def full(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("no room")
+        return copies(*arguments)
+
+    monkeypatch.setattr(fast_weights, "_copies", full)
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    with pytest.raises(torch.OutOfMemoryError), autocast, weights_converted(model, CPU):
+        pass
+    assert len(calls) == 2
+    assert all(m.weight is m._parameters["weight"] for m in model.modules() if type(m) is nn.Linear)
 
 
 @pytest.mark.usefixtures("everywhere")
