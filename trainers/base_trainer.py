@@ -178,6 +178,12 @@ class TermsTrainer(Trainer):
         self.accelerator.unscale_gradients()
         return self.clip(list(model.parameters()))
 
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """Return the norm for the log; where nothing was clipped, Transformers' own takes no sparse gradients."""
+        if grad_norm is None and self._row_gradients:
+            grad_norm = clip_gradients(model.parameters(), math.inf)
+        return super()._get_grad_norm(model, grad_norm=grad_norm)
+
     def clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Clip the common norm of these gradients to ``max_grad_norm``. Return the norm before, a scalar."""
         return clip_gradients(parameters, self.args.max_grad_norm)

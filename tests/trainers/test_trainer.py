@@ -190,6 +190,20 @@ def test_training_is_the_same_with_sparse_gradients_of_the_embeddings(
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
 
 
+def test_a_run_without_clipping_logs_the_norm_of_sparse_gradients(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers' own norm, which it takes where nothing is clipped, knows no sparse gradient."""
+    found = {}
+    for name, elements in (("sparse", 1), ("plain", 1 << 40)):
+        monkeypatch.setattr(fast_embedding, "_ELEMENTS", elements)
+        found[name] = small_run(tmp_path / name, max_grad_norm=0.0)
+        found[name].train()
+    for ours, theirs in zip(training_log(found["sparse"]), training_log(found["plain"]), strict=True):
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
 def test_freed_memory_is_kept_while_a_run_trains(
     small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
