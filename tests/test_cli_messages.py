@@ -1,6 +1,7 @@
 """Small things that a user meets on the first day: names in messages, bars, heads, an encoder printed in a shell."""
 
 import ast
+import json
 import re
 import socket
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from huggingface_hub import constants
 from transformers import DistilBertConfig, DistilBertModel
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 
 from csekit.cli import main
 from csekit.encoding import load_encoder
+from csekit.evaluation import write_results
 from csekit.modeling import CSEModel, InfoCSEForPreTraining, SimCSEModel, hub
 from csekit.trainers import load_corpus
 
@@ -182,3 +185,27 @@ def test_every_extra_that_a_message_or_a_page_names_exists() -> None:
     }
     assert {"faiss", "st", "onnx"} <= named
     assert named - known == set()
+
+
+def test_characters_that_the_output_lacks_cost_no_result(tiny_folder: Path, tmp_path: Path) -> None:
+    """As where Windows redirects to a file: the commands ended in a codec's error, neighbors without its file."""
+    for name, value in (("a", 0.3), ("b", 0.1)):
+        gold = np.array([0.0, 1.0, 2.0, 3.0])
+        write_results(tmp_path / f"{name}.json", {"name": name}, {"own": (np.array([0.0, value, 0.2, 0.4]), gold)})
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("a man sings\na dog runs ☃ 😀\n", encoding="utf-8")
+    model = ("--model", tiny_folder, "--pooling", "mean", "--device", "cpu")
+    encoded, nearest = tmp_path / "out.npy", tmp_path / "nearest.tsv"
+    pooling = ("--pooling_a", "mean", "--pooling_b", "mean", "--device", "cpu")
+
+    def narrow(*words: str | Path) -> str:
+        made = CliRunner(charset="cp1252").invoke(main, [*map(str, words)], env={"COLUMNS": "120"})
+        assert made.exit_code == 0, made.output
+        return made.output
+
+    assert "A \\u2212 B" in narrow("compare", tmp_path / "a.json", tmp_path / "b.json", "--resamples", "5")
+    narrow("neighbors", tiny_folder, tiny_folder, "--corpus", corpus, "--query", "a man", "-o", nearest, *pooling)
+    assert "☃ 😀" in nearest.read_text(encoding="utf-8")
+    narrow("encode", corpus, "-o", encoded, *model)
+    answers = narrow("search", encoded, "--query", "a man", "--format", "json", "--device", "cpu", "--no_progress")
+    assert {json.loads(line)["text"] for line in answers.splitlines()} == set(corpus.read_text("utf-8").splitlines())

@@ -1,6 +1,8 @@
 """The command line, a module for each command. torch and transformers are imported inside the commands, so that
 ``csekit --help`` is instant."""
 
+import io
+import sys
 from typing import Annotated
 
 import typer
@@ -66,3 +68,7 @@ def options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     """Sentence embeddings without labels."""
+    for stream in (sys.stdout, sys.stderr):
+        # a character that the terminal or a redirected file lacks must not cost the results
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")

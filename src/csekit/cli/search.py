@@ -1,6 +1,7 @@
 """``csekit search``."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,7 +71,8 @@ def search(
             for rank, (score, row) in enumerate(zip(*both, strict=True), 1)
         ]
         if form == "json":
-            lines = [json.dumps(answer, ensure_ascii=False) for answer in answers]
+            escaped = (sys.stdout.encoding or "utf-8").lower() != "utf-8"  # by JSON's own escapes
+            lines = [json.dumps(answer, ensure_ascii=escaped) for answer in answers]
         else:
             lines = _as_text(answers, terminal_width())
         typer.echo("\n".join(lines))
