@@ -29,8 +29,9 @@ Similarities = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def _names_no_file(field: str) -> bool:
-    """Tell whether a field holds a title or labels, which may begin with a slash."""
-    return field == "results.title" or field.startswith("results.clustering.map.names[")
+    """Tell whether a field holds a title, labels or prompts, which may begin with a slash."""
+    named = field == "results.title" or field.startswith("results.clustering.map.names[")
+    return named or field.endswith(".prompt_template") or ".prompts." in field
 
 
 def plain(value: Any, field: str = "results") -> Any:

@@ -233,6 +233,20 @@ def test_own_files_need_no_data_dir(tmp_path: Path, tiny_folder: Path) -> None:
     assert run("eval", "tfidf", "--classification", train, test, "--classification_dev", test).exit_code == 0
 
 
+def test_a_template_and_prompts_may_begin_with_a_slash(tmp_path: Path, tiny_folder: Path) -> None:
+    """They were taken for a path of the machine once all was scored, and the scores were lost."""
+    pairs, output = tmp_path / "dev.tsv", tmp_path / "own.json"
+    pairs.write_text("sentence1\tsentence2\tscore\na dog\ta dog runs\t1\na man\tred house\t0\nblue\tblue ball\t1\n")
+    template = "/{sentence}/{mask}"
+    common = ("--pairs", pairs, "--output", output, "--device", "cpu", "--no_progress")
+    for _ in range(2):  # the second call adds to the file
+        found = run("eval", tiny_folder, "--pooling", "mask", "--prompt_template", template, *common)
+        assert found.exit_code == 0, found.output
+        assert read_results(output)["run"]["encoder"]["prompt_template"] == template
+    described = {"encoder": {"prompts": {"query": "/query:"}}}
+    assert read_results(write_results(tmp_path / "prompts.json", {"run": described}))["run"] == described
+
+
 @pytest.mark.parametrize("kind", ["pairs", "retrieval", "classification", "STS15"])
 def test_other_data_of_the_same_name_never_replace_scores(
     tmp_path: Path, tiny_folder: Path, small_data: Path, kind: str
