@@ -107,6 +107,8 @@ def text_column(path: Path, column: str | None = None) -> TextColumn:
         CorpusError: there is no such column, or several hold text and none is named.
     """
     if not path.is_file():
+        if path.exists():
+            raise CorpusError(f"{path}: must be a file, got {'a folder' if path.is_dir() else 'a pipe or a device'}")
         raise FileNotFoundError(f"{path}: no such file")
     if file_kind(path) == "parquet":
         import pyarrow as pa

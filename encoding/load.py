@@ -189,7 +189,7 @@ def _cut(encoder: TextEncoder, path_or_id: str | Path, size: int | None) -> None
     encoder.truncate_dim = None
     width = encoder.encode(["a"]).shape[1] if size >= 1 else 0
     if not 1 <= size <= width:
-        raise ValueError(f"{field} must be from 1 to the model's size{f', {width},' if width else ''} got {size}")
+        raise ValueError(f"{field} must be from 1 to the model's size{f', {width}' if width else ''}, got {size}")
     encoder.truncate_dim = size
 
 

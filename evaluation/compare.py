@@ -141,6 +141,10 @@ def _files(paths: str | Path | Sequence[str | Path]) -> list[str | Path]:
     files = [paths] if isinstance(paths, str | Path) else list(paths)
     if not files:
         raise ValueError("results files must be given on both sides, got none")
+    places = [Path(file).resolve() for file in files]
+    twice = next((file for i, file in enumerate(files) if places[i] in places[:i]), None)
+    if twice is not None:
+        raise ValueError(f"results files of one side must be of different seeds, got {Path(twice).name} twice")
     return files
 
 

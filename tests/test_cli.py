@@ -336,6 +336,14 @@ def test_words_alone_need_no_model(small_data: Path) -> None:
         (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "STS15", "--seed", "7"], "--seed is for transfer"),
         (["eval", "MODEL", "--data_dir", "DATA", "--tasks", "STS15", "--title", "mine"], "--title needs --output"),
         (["compare", "a.json", "b.json"], "no such results file"),
+        (
+            ["encode", "DATA", "--model", "MODEL", "--pooling", "cls", "-o", "out.npy"],
+            "data: must be a file, got a folder",
+        ),
+        (
+            ["encode", "/dev/null", "--model", "MODEL", "--pooling", "cls", "-o", "out.npy"],
+            "/dev/null: must be a file, got a pipe or a device",
+        ),
         (["eval", "MODEL", "--classification_dev", "a.tsv"], "--classification_dev needs --classification"),
         (["eval", "MODEL", "--pairs", "nowhere.tsv"], "nowhere.tsv: no such file"),
         (

@@ -111,6 +111,14 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
         compare_runs(a, write_results(tmp_path / "d.json", {}))
 
 
+def test_a_file_is_one_seed(tmp_path: Path) -> None:
+    """Regression: a file that was named twice counted as two seeds."""
+    a, b = write(tmp_path / "a.json", 2, 0), write(tmp_path / "b.json", 2, 1)
+    with pytest.raises(ValueError, match="of one side must be of different seeds, got a.json twice"):
+        compare_runs([a, b, tmp_path / "." / "a.json"], [b], 20)
+    compare_runs([a], [a], 20)
+
+
 def described(path: Path, seed: int, text_form: str = "tokenized", checksum: str = "aa", pooling: str = "cls") -> Path:
     """A results file with the fields of ``csekit eval``; the gold scores are always the same."""
     gold = np.random.default_rng(0).integers(0, 26, 60) / 5

@@ -189,6 +189,8 @@ def test_the_exported_folder_carries_its_size(checkpoint, tokenizer_of, tmp_path
     np.testing.assert_array_equal(whole.encode(texts)[:, :8], encoder.encode(texts))
     assert whole.encode(texts).shape == (2, H)
     assert encoder.describe()["truncate_dim"] == 8
+    with pytest.raises(ValueError, match="truncate_dim must be from 1 to the model's size, got 0"):
+        load_encoder(folder, device="cpu", truncate_dim=0)
     with pytest.raises(ValueError, match="truncate_dim must be from 1 to the model's size, 16, got 17"):
         load_encoder(folder, device="cpu", truncate_dim=17)
     settings["truncate_dim"] = 99
