@@ -110,7 +110,6 @@ def load_dev(run: RunArguments) -> Pairs | None:
     if run.data_dir is not None:
         pairs = load_stsb_dev(run.data_dir, run.text_form)
         return Pairs("stsb", pairs.sentences1, pairs.sentences2, pairs.scores, pairs.path)
-    logger.warning("no dev set (--data_dir or --dev_file): the last checkpoint is kept")
     return None
 
 
@@ -161,6 +160,8 @@ def load_data(run: RunArguments, args: CSETrainingArguments) -> RunData:
         tell=False,  # printed below
     )
     dev = load_dev(run)
+    if dev is None and args.select_last:
+        logger.warning("no dev set (--data_dir or --dev_file): the last checkpoint is kept")
     transfer = load_transfer(str(run.data_dir), run.select_on) if run.select_on != "sts" else []
     tests = load_tests(run) if args.do_predict or run.filter_overlap else []
     sets = [*([(_told_dev(dev.name), [dev])] if dev else []), *((task.name, task.subsets) for task in tests)]
@@ -253,7 +254,7 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
         print(before_and_after(before, after))
         if worse_than_untrained(trainer, before[0], after[0]):
             print(advice(str(args.metric_for_best_model), before[0], after[0]), file=sys.stderr)
-        print(f"\nThe encoder is in {folder}: csekit.load_encoder({str(folder)!r})\n{next_commands(folder, run)}")
+        print(f"\nThe encoder is in {folder}: csekit.load_encoder({str(folder)!r})\n{next_commands(folder, run, data)}")
     if args.push_to_hub:
         with one_line_errors():
             commit = trainer.push_to_hub()
@@ -262,13 +263,13 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
     return 0
 
 
-def next_commands(folder: Path, run: RunArguments) -> str:
+def next_commands(folder: Path, run: RunArguments, data: RunData) -> str:
     """Return two commands to go on with, for a terminal: the page about the run, and the corpus as vectors."""
     corpus = run.train_file or "sentences.txt"
     lines = corpus.endswith(".txt")  # a sentence a line
     place = {"corpus": shlex.quote(corpus), "folder": shlex.quote(str(folder))}
     plain = corpus.removesuffix(".gz").removesuffix(".xz").endswith(".txt")
-    column = [] if plain else ["--column", shlex.quote(run.columns[0] if run.columns else "COLUMN")]
+    column = [] if plain else ["--column", shlex.quote(data.corpus.columns[0])]
     report = ["csekit report", place["folder"], *(["--corpus", place["corpus"]] if lines else []), "-o report.html"]
     encode = ["csekit encode", place["corpus"], *column, "--model", place["folder"], "-o embeddings.npy"]
     return f"Next: {' '.join(report)}\n      {' '.join(encode)}"

@@ -93,6 +93,33 @@ def test_packed_text_needs_no_column(train: Callable[..., int], capfd: pytest.Ca
     assert done.exit_code == 0, done.output
 
 
+def test_the_command_for_a_file_of_pairs_names_its_first_column(
+    train: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """``--column COLUMN`` stood in it, a column that no file has."""
+    texts = Path("texts.txt").read_text().splitlines()
+    rows = [json.dumps({"anchor": first, "positive": second}) for first, second in zip(texts, texts[1:], strict=False)]
+    Path("pairs.jsonl").write_text("\n".join(rows) + "\n")
+    assert train(train_file="pairs.jsonl") == 0
+    (line,) = (line for line in capfd.readouterr().out.splitlines() if "csekit encode" in line)
+    done = CliRunner().invoke(main, [*line.split()[1:], "--no_progress", "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert "--column anchor" in line
+
+
+@pytest.mark.parametrize("select", [{}, {"metric_for_best_model": "effective_rank"}])
+def test_without_a_dev_set_the_run_says_that_the_last_checkpoint_is_kept_only_if_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, select: dict[str, str]
+) -> None:
+    """A criterion without labels chose the checkpoint, and the run said that the last one is kept."""
+    arguments = words(**select)
+    at = arguments.index("--dev_file")
+    del arguments[at : at + 2]
+    monkeypatch.setattr(sys, "argv", ["run_unsup.py", *arguments])
+    assert runpy.run_path(str(ROOT / "examples" / "run_unsup.py"))["main"]() == 0
+    assert ("the last checkpoint is kept" in caplog.text) is not bool(select)
+
+
 @pytest.mark.slow
 def test_of_two_processes_only_the_first_speaks(folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
