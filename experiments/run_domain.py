@@ -3,7 +3,7 @@
     export MINILM=all-MiniLM-L6-v2 BACKBONE=my-encoder CSEKIT_DATA=data
     python -m experiments.run_domain experiments/domains/scifact.yaml --folder runs/scifact \
         --results_dir experiments/results/domains/scifact --ways none simcse --seeds 42 43 44
-    python -m experiments.tables docs/domains.md
+    python -m experiments.tables docs/documents.md
 
 The YAML file has ``starts``, each with the environment variables that its commands read (``START``, ``POOLING``),
 ``ways``, each with ``commands`` for bash and the ``encoder`` that they make, and ``score``, the command that scores
@@ -216,6 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number, run in enumerate(runs, 1):
         target = args.results_dir / f"{run.name}.json"
         if target.exists():
+            print(f"[{number}/{len(runs)}] {run.name}: left out, {target} is there", flush=True)
             continue
         print(f"[{number}/{len(runs)}] {run.name}", flush=True)
         try:

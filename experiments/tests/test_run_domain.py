@@ -62,11 +62,14 @@ def test_every_way_is_followed_scored_and_kept(domain: Path, monkeypatch: pytest
         render("domains/letters", domain.parent)
 
 
-def test_a_call_goes_on_where_the_last_one_ended(domain: Path) -> None:
+def test_a_call_goes_on_where_the_last_one_ended(domain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A call that found all results files said nothing, and left the reader with those of somebody else."""
     assert call(domain, "--ways", "more") == 0
     kept = domain.parent / "results/domains/letters/small-more-42.json"
     before = kept.stat().st_mtime_ns
+    capsys.readouterr()
     assert call(domain) == 0
+    assert f"small-more-42: left out, {kept} is there" in capsys.readouterr().out
     assert kept.stat().st_mtime_ns == before
     assert kept.with_name("small-twice-42.json").exists()
 
