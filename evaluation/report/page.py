@@ -112,7 +112,7 @@ def build_report(
     *,
     title: str = "csekit report",
     search: SearchData | None = None,
-    figures: Sequence[Path] = (),
+    figures: Sequence[str | Path] = (),
     note: str = "nearest neighbours (--corpus sentences.txt)",
 ) -> str:
     """Build the page as a string. Text from runs, sentences and file names is escaped; a content security policy
@@ -127,7 +127,7 @@ def build_report(
         note: what the page names as left out if it has no search.
 
     Raises:
-        ValueError: no runs, a label twice, embeddings that do not fit the sentences.
+        ValueError: no runs, a label twice, embeddings that do not fit the sentences, a figure of another kind.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -159,7 +159,7 @@ def build_report(
         columns=_columns,
         search=_search(search, labels, Markup) if search is not None and search.embeddings else None,
         no_search=[f"{label}: no encoder here, so no neighbours." for label in without],
-        figures=[_figure(path) for path in figures],
+        figures=[_figure(Path(path)) for path in figures],
         settings=settings_tables(runs),
     )
 
@@ -196,6 +196,8 @@ def _card(run: ReportRun, i: int) -> dict[str, Any]:
 
 
 def _figure(path: Path) -> dict[str, str]:
+    if path.suffix not in _IMAGES:
+        raise ValueError(f"figures must end in {' or '.join(_IMAGES)}, got {path.name!r}")
     data = base64.b64encode(path.read_bytes()).decode()
     caption = path.stem.replace("_", " ").replace("-", " ")
     return {"uri": f"data:{_IMAGES[path.suffix]};base64,{data}", "caption": caption}

@@ -254,7 +254,8 @@ def train_and_score(trainer: CSETrainer, run: RunArguments, data: RunData, start
         print(before_and_after(before, after))
         if worse_than_untrained(trainer, before[0], after[0]):
             print(advice(str(args.metric_for_best_model), before[0], after[0]), file=sys.stderr)
-        print(f"\nThe encoder is in {folder}: csekit.load_encoder({str(folder)!r})\n{next_commands(folder, run, data)}")
+        print(f"\nThe encoder is in {folder}: csekit.load_encoder({str(folder)!r})")
+        print(next_commands(folder, run, data))
     if args.push_to_hub:
         with one_line_errors():
             commit = trainer.push_to_hub()

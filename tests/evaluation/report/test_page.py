@@ -237,6 +237,15 @@ def test_figures_are_given_or_found(tmp_path: Path) -> None:
         find_figures([], [tmp_path / "e.png"])
 
 
+def test_figures_may_be_names_of_files(tmp_path: Path) -> None:
+    """A name, as the runs and the page take one, ended in AttributeError, and a JPEG in KeyError."""
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"pixels")
+    assert "data:image/png;base64,cGl4ZWxz" in build_report([ReportRun("a", None)], figures=[str(picture)])
+    with pytest.raises(ValueError, match=r"figures must end in .png or .svg, got 'a.jpg'"):
+        build_report([ReportRun("a", None)], figures=[tmp_path / "a.jpg"])
+
+
 def points(svg: str) -> list[list[tuple[float, float]]]:
     lines = ElementTree.fromstring(svg).findall("polyline")
     return [[tuple(map(float, p.split(","))) for p in line.attrib["points"].split()] for line in lines]  # type: ignore[misc]

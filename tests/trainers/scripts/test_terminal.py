@@ -1,6 +1,7 @@
 """What a training, an evaluation and an encoding leave on the terminal: their own lines, each once."""
 
 import gzip
+import itertools
 import json
 import os
 import re
@@ -98,7 +99,7 @@ def test_the_command_for_a_file_of_pairs_names_its_first_column(
 ) -> None:
     """``--column COLUMN`` stood in it, a column that no file has."""
     texts = Path("texts.txt").read_text().splitlines()
-    rows = [json.dumps({"anchor": first, "positive": second}) for first, second in zip(texts, texts[1:], strict=False)]
+    rows = [json.dumps({"anchor": first, "positive": second}) for first, second in itertools.pairwise(texts)]
     Path("pairs.jsonl").write_text("\n".join(rows) + "\n")
     assert train(train_file="pairs.jsonl") == 0
     (line,) = (line for line in capfd.readouterr().out.splitlines() if "csekit encode" in line)
