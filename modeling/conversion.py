@@ -156,6 +156,8 @@ def convert_checkpoint(
     model = kind(model_config)
     _account(state, model, start if model_config.projector != "none" else "", report)
     if report.unknown and not allow_unknown:
+        if any(key.startswith("backbone.") for key in report.unknown):
+            raise ValueError(f"{checkpoint} is a checkpoint of csekit itself, which AutoModel loads as it is")
         raise ValueError(
             f"{checkpoint} has {len(report.unknown)} unknown keys: {_listed(report.unknown)}; --allow_unknown ignores "
             "them"

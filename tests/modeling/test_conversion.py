@@ -202,6 +202,8 @@ def test_the_command_writes_a_run_s_layout(source, checkpoint, tokenizer_of, tmp
     assert str(tmp_path) not in (out / "conversion.json").read_text()
     again = run(tmp_path / "pytorch_model.bin", "-o", out, *options)
     assert again.exit_code == 2 and "holds files already" in again.output
+    own = run(out / "training", "-o", tmp_path / "own", *options)
+    assert own.exit_code == 2 and "training is a checkpoint of csekit itself, which AutoModel loads" in own.output
     arguments = ("-o", tmp_path / "deep", "--backbone", checkpoint("bert"), "--pooling", "first_last_mean")
     found = run(tmp_path / "pytorch_model.bin", *arguments)
     assert found.exit_code == 0 and "training/ alone" in found.output

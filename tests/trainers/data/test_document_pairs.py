@@ -146,7 +146,12 @@ def test_spans_lie_in_one_document_apart_and_are_the_same_each_time(tmp_path: Pa
             "none of 2 documents makes a pair of kind 'title' with unit 'line', min_words 3 and span_words 32; "
             "2 have no field 'title', or nothing in it",
         ),
-        (['{"text": "one line only"}'], (), "none of 1 documents makes a pair of kind 'neighbors' with unit 'line'"),
+        (
+            ['{"text": "one line only"}'],
+            (),
+            "none of 1 documents makes a pair of kind 'neighbors' with unit 'line', min_words 3 and span_words 32; "
+            "unit 'sentence' splits lines that hold several sentences",
+        ),
         (['{"text": "a"}'], ("--kind", "next"), "kind must be one of 'neighbors', 'title', 'spans', got 'next'"),
         (['{"text": "a"}'], ("--span_words", 0), "span_words must be a number of at least 1, got 0"),
     ],
