@@ -6,6 +6,7 @@ another form, from SimCSE's conversion script: the encoder without a prefix, the
 """
 
 import copy
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -135,6 +136,8 @@ def convert_checkpoint(
         raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
     kind = METHODS[method]
     kind.config_class.check_names(list(config))
+    if _is_ours(Path(checkpoint)):
+        raise ValueError(f"{checkpoint} is a checkpoint of csekit itself, which AutoModel loads as it is")
     state = read_state(checkpoint)
     encoder_config = from_hub(AutoConfig, backbone)
     if isinstance(encoder_config, CSEConfig):
@@ -156,14 +159,22 @@ def convert_checkpoint(
     model = kind(model_config)
     _account(state, model, start if model_config.projector != "none" else "", report)
     if report.unknown and not allow_unknown:
-        if any(key.startswith("backbone.") for key in report.unknown):
-            raise ValueError(f"{checkpoint} is a checkpoint of csekit itself, which AutoModel loads as it is")
         raise ValueError(
             f"{checkpoint} has {len(report.unknown)} unknown keys: {_listed(report.unknown)}; --allow_unknown ignores "
             "them"
         )
     _load(model, state, report, f"{checkpoint}", str(backbone))
     return speed_up(model.eval()), report  # type: ignore[return-value]
+
+
+def _is_ours(folder: Path) -> bool:
+    """Tell whether a folder's configuration is one of csekit's."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    types = {kind.config_class.model_type for kind in METHODS.values()}
+    return isinstance(config, dict) and config.get("model_type") in types
 
 
 def _check_head(found: str, config: dict[str, Any], checkpoint: str | Path) -> None:

@@ -114,7 +114,7 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
 def test_a_file_is_one_seed(tmp_path: Path) -> None:
     """Regression: a file that was named twice counted as two seeds."""
     a, b = write(tmp_path / "a.json", 2, 0), write(tmp_path / "b.json", 2, 1)
-    with pytest.raises(ValueError, match="of one side must be of different seeds, got a.json twice"):
+    with pytest.raises(ValueError, match=r"of one side must be of different seeds, got a\.json twice"):
         compare_runs([a, b, tmp_path / "." / "a.json"], [b], 20)
     compare_runs([a], [a], 20)
 
