@@ -44,7 +44,7 @@ class Variance(Objective):
         self, views: Views, batch: dict[str, torch.Tensor], encode: Encode
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         z_VBH = torch.nn.functional.normalize(views.z.float(), dim=-1)
-        std_VH = torch.sqrt(z_VBH.var(dim=1) + 1e-6)
+        std_VH = torch.sqrt(z_VBH.var(dim=1, correction=min(1, z_VBH.shape[1] - 1)) + 1e-6)
         loss = torch.relu(self.config.target - std_VH).mean()
         return {"variance": self.config.weight * loss}, {"std": std_VH.mean().detach()}
 

@@ -67,6 +67,14 @@ def test_the_term_is_the_formula(example: ModuleType) -> None:
     torch.testing.assert_close(ours, naive, rtol=1e-4, atol=1e-6)
 
 
+def test_a_last_batch_of_one_row(example: ModuleType, tiny_folder: Path, tmp_path: Path) -> None:
+    corpus, run = tmp_path / "sentences.txt", tmp_path / "run"
+    corpus.write_text("".join(f"the {word} man {number} plays\n" for number in range(5) for word in WORDS))
+    assert len(corpus.read_text().splitlines()) % 64 == 1  # its variance was nan, and the run stopped
+    example.main(str(tiny_folder), str(corpus), str(run))
+    assert (run / "results.json").is_file()
+
+
 def test_the_page_shows_the_file() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extend.md").read_text(), re.DOTALL)
     assert blocks
