@@ -27,7 +27,7 @@ _ENDS = {
 }
 _HALF = re.compile("[\\ud800-\\udfff]")
 #: The mark that ends a sentence, with the quotes and brackets that close behind it.
-_SENTENCE_END = re.compile(r"([.!?…][\"'”’»)\]]*)\s+|([。！？][”’」』）】》)\]]*)\s*")
+_SENTENCE_END = re.compile(r"([.!?…؟۔।॥։።។။][\"'”’»)\]]*)\s+|([。！？][”’」』）】》)\]]*)\s*")
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,25 @@ def test_sentences_end_at_their_marks_in_any_script(tmp_path: Path) -> None:
     assert firsts == ["He said: “Is it so?”", "Yes.", "No one is here…", "It costs 3.5 now!", "今天很好。"]
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["هل أنت بخير؟", "نعم، أنا بخير.", "شكرا لك!"],
+        ["آپ کیسے ہیں؟", "میں ٹھیک ہوں۔", "شکریہ۔"],
+        ["मैं घर जाता हूँ।", "वह सोता है॥", "वह कौन है?"],
+        ["Ես տուն եմ գնում։", "Նա քնում է։"],
+        ["እንዴት ነህ።", "ደህና ነኝ።"],
+        ["ខ្ញុំទៅផ្ទះ។", "គាត់គេង។"],
+        ["ကျွန်တော်အိမ်ပြန်မယ်။", "သူအိပ်နေတယ်။"],
+    ],
+)
+def test_sentences_end_at_marks_of_other_scripts(tmp_path: Path, parts: list[str]) -> None:
+    documents, output = write(tmp_path / "documents.jsonl", [{"text": " ".join(parts)}]), tmp_path / "pairs.jsonl"
+    found = pairs(documents, "-o", output, "--unit", "sentence", "--min_words", 1)
+    assert found.exit_code == 0, found.output  # a text of one passage makes no pair
+    assert rows(output) == list(pairwise(parts))
+
+
 def test_closing_quotes_and_brackets_stay_with_their_sentence(tmp_path: Path) -> None:
     parts = [
         'He asked her, "Why did you go?"',
