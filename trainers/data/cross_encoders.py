@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from csekit.encoding.chunks import evaluating
 from csekit.encoding.load import torch_device
 from csekit.encoding.pretrained import check_finite_weights, load_pretrained
+from csekit.modeling.export import length_limit
 
 BATCH, MAX_LENGTH = 64, 512
 
@@ -34,9 +35,12 @@ class CrossEncoder:
         check_finite_weights(name, model)
         self.model = model.to(torch_device(None)).eval()
         self.tokenizer: Any = load_pretrained(AutoTokenizer, name)
+        if self.tokenizer.pad_token is None:  # decoder language models
+            self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
+        if getattr(model.config, "pad_token_id", None) is None:  # they read the last token that is no padding
+            model.config.pad_token_id = self.tokenizer.pad_token_id
         self.name = Path(name).name if Path(name).is_dir() else name
-        positions = getattr(model.config, "max_position_embeddings", max_length) or max_length
-        self.max_length = int(min(max_length, positions, self.tokenizer.model_max_length))
+        self.max_length = min(max_length, length_limit(model, self.tokenizer))
 
     def describe(self) -> dict[str, Any]:
         """Return what the record of its margins says."""

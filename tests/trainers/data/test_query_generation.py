@@ -17,7 +17,11 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertTokenizer,
+    GPT2Config,
+    GPT2ForSequenceClassification,
     PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -187,6 +191,35 @@ def test_a_model_with_two_outputs_is_no_cross_encoder(judge: Path, tmp_path: Pat
     BertTokenizer.from_pretrained(judge).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="a cross-encoder must have one output, got 2"):
         CrossEncoder(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "roberta"])
+def test_a_cross_encoder_without_padding_token_or_limit(small: Any, tmp_path: Path, family: str) -> None:
+    """A decoder's tokenizer has no padding token, and RoBERTa has two positions fewer than its table."""
+    tokens = {word: i for i, word in enumerate(["</s>", "<pad>", "<unk>", *small.WORDS])}
+    inner = Tokenizer(models.WordLevel(tokens, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"eos_token": "</s>", "unk_token": "<unk>"} | ({"pad_token": "<pad>"} if family == "roberta" else {})
+    PreTrainedTokenizerFast(tokenizer_object=inner, **special).save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    if family == "gpt2":
+        sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 18}
+        GPT2ForSequenceClassification(
+            GPT2Config(vocab_size=len(tokens), num_labels=1, bos_token_id=0, eos_token_id=0, **sizes)
+        ).save_pretrained(tmp_path)
+    else:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+        RobertaForSequenceClassification(
+            RobertaConfig(
+                vocab_size=len(tokens), num_labels=1, max_position_embeddings=18, initializer_range=0.5, **sizes
+            )
+        ).save_pretrained(tmp_path)
+    words = small.WORDS
+    pairs = [(words[0], words[1]), (" ".join(words[:5]), words[2]), (" ".join([words[3]] * 30), words[4])]
+    encoder = CrossEncoder(str(tmp_path))
+    alone = [encoder.score([pair])[0] for pair in pairs]
+    np.testing.assert_allclose(encoder.score(pairs), alone, atol=1e-6)
+    assert len(set(alone)) == 3
 
 
 def test_from_passages_to_an_encoder(
