@@ -297,6 +297,8 @@ def _from_table(source: Source, max_samples: int | None, deduplicate: bool) -> C
     first = scan.first_occurrences()
     duplicates = len(used) - len(first)
     used = (used[first] if deduplicate else used)[:max_samples]
+    if not deduplicate:
+        duplicates = len(used) - int((first < len(used)).sum())
     _at_least_two(len(used), source.name)
     rows = source.table if len(used) == len(source.table) else source.table.select(used)
     checksum = sha256(source.paths) if source.paths else None
@@ -347,7 +349,7 @@ def _write_store(source: Source, max_samples: int | None, deduplicate: bool, sto
                 if written == limit:
                     break
         first = scan.first_occurrences()
-        duplicates = scan.used - len(first)
+        duplicates = scan.used - len(first) if deduplicate else written - int((first < written).sum())
         if deduplicate:
             first = first[:max_samples]
             written = len(first)

@@ -230,6 +230,17 @@ def test_max_samples(write, load):
     assert len(load(path).dataset) == 5
 
 
+@pytest.mark.parametrize("kind", ["txt", "parquet"])
+def test_duplicates_behind_max_samples_are_not_counted(write, load, tmp_path, kind):
+    lines = ["a", "b", "a", "c", "a", "a", "c"]
+    path = write("a.txt", "\n".join(lines))
+    if kind == "parquet":
+        path = tmp_path / "a.parquet"
+        datasets.Dataset.from_dict({"text": lines}).to_parquet(path)
+    assert [load(path, max_samples=rows).report.duplicates for rows in (2, 3, 6, 9)] == [0, 1, 3, 4]
+    assert load(path, max_samples=2, deduplicate=True).report.duplicates == 4
+
+
 def test_several_files(write, load):
     paths = [write("a.txt", "a\nb"), write("b.txt", "c\n\nd\n")]
     corpus = load(paths)
