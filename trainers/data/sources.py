@@ -1,5 +1,6 @@
 """Sources of training texts, files or tables of ``datasets``, and the choice of their columns."""
 
+import glob
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -88,12 +89,13 @@ def file_source(
     name = "+".join(path.name for path in paths)
     if kinds == {"parquet"}:
         files = [str(path) for path in paths]
+        names = [glob.escape(file) for file in files]  # ``datasets`` takes a name for a pattern
         for path in paths:
             _check_parquet(path)
         cache = None if cache_dir is None else str(cache_dir)
         try:
             table = datasets.load_dataset(
-                "parquet", data_files=files, split="train", streaming=streaming, cache_dir=cache
+                "parquet", data_files=names, split="train", streaming=streaming, cache_dir=cache
             )
         except (datasets.exceptions.DatasetGenerationError, pa.ArrowException) as error:
             _tell_full_disk(error.__cause__, Path(cache or datasets.config.HF_DATASETS_CACHE))

@@ -241,6 +241,16 @@ def test_duplicates_behind_max_samples_are_not_counted(write, load, tmp_path, ki
     assert load(path, max_samples=2, deduplicate=True).report.duplicates == 4
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["part[1].parquet", "part?.parquet", "part*.parquet", "[1]/part.parquet"])
+def test_a_name_is_no_pattern(load, tmp_path, name, streaming):
+    """part[1].parquet gave the rows of part1.parquet."""
+    for other, word in (("part1.parquet", "other"), ("1/part.parquet", "other"), (name, "own")):
+        (tmp_path / other).parent.mkdir(exist_ok=True)
+        datasets.Dataset.from_dict({"text": [f"{word} {i}" for i in range(3)]}).to_parquet(tmp_path / other)
+    assert texts(load(tmp_path / name, streaming=streaming)) == [["own 0"], ["own 1"], ["own 2"]]
+
+
 def test_several_files(write, load):
     paths = [write("a.txt", "a\nb"), write("b.txt", "c\n\nd\n")]
     corpus = load(paths)
