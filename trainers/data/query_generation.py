@@ -6,6 +6,7 @@ seed of its own. A run that was killed continues behind its last block and write
 
 import json
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -36,8 +37,8 @@ class QueryGeneration:
         prefix: text before each passage, as the model was trained (``"generate query: "``).
         queries: queries of a passage that are drawn; repeats and empty ones are left out.
         top_k, top_p, temperature: sampling; ``top_k`` 0 samples among all tokens.
-        max_length: tokens of a passage; a longer one loses its end.
-        max_query_length: tokens of a query.
+        max_length: tokens of a passage, at most as many as the model reads; a longer one loses its end.
+        max_query_length: tokens of a query, at most as many as the model writes.
         batch_size: passages of a batch; another one draws other queries.
         block_size: passages that are written together.
         seed: fixes the queries, on the same kind of machine.
@@ -77,6 +78,9 @@ class QueryWriter:
         with quiet_weights():
             model: Any = from_hub(AutoModelForSeq2SeqLM, settings.model, dtype=dtype)
         self.model = model.to(self.device).eval()
+        room = getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
+        self.most_tokens = min(settings.max_length, room)
+        self.most_of_query = min(settings.max_query_length, room - 1)  # a token comes before the first one
 
     @torch.inference_mode()
     def __call__(self, passages: list[str], seed: int, progress: Callable[[int], Any]) -> list[list[str]]:
@@ -88,11 +92,11 @@ class QueryWriter:
             for start in range(0, len(passages), own.batch_size):
                 texts = [own.prefix + passage for passage in passages[start : start + own.batch_size]]
                 batch = self.tokenizer(
-                    texts, padding=True, truncation=True, max_length=own.max_length, return_tensors="pt"
+                    texts, padding=True, truncation=True, max_length=self.most_tokens, return_tensors="pt"
                 ).to(self.device)
                 inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
                 ids = self.model.generate(
-                    **inputs, **sampling, num_return_sequences=own.queries, max_new_tokens=own.max_query_length
+                    **inputs, **sampling, num_return_sequences=own.queries, max_new_tokens=self.most_of_query
                 )
                 written = [normal(text) for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
                 for first in range(0, len(written), own.queries):

@@ -143,6 +143,17 @@ def test_parts_of_another_column_are_refused(
     assert run(names[0]) == 0
 
 
+def test_a_passage_longer_than_the_model_reads_loses_its_end(writer_of: Any, small: Any, tmp_path: Path) -> None:
+    """BART has 64 positions: a longer passage or query ended in a traceback."""
+    texts = [" ".join((small.WORDS * 20)[i : i + 120]) for i in range(4)]
+    passages, target = tmp_path / "passages.txt", tmp_path / "pairs.jsonl"
+    passages.write_text("\n".join(texts))
+    settings = QueryGeneration(model=str(writer_of("bart")), max_length=350, max_query_length=100, queries=1)
+    counts = write_queries(load_corpus(passages, tell=False), target, settings, progress=False)
+    assert counts["passages"] == 4
+    assert [json.loads(line)["passage"] for line in target.read_text().splitlines()] == texts
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
