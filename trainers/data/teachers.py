@@ -100,14 +100,22 @@ def references_of(vectors: np.ndarray, count: int) -> np.ndarray:
     return np.asarray(vectors[rows] if vectors.ndim == 2 else vectors[rows, 0])
 
 
-def read_vectors(path: Path, rows: int, columns: int = 1) -> np.ndarray:
-    """Read the vectors of ``rows`` rows, (rows, D), or (rows, columns, D) of several columns, memory-mapped.
-
-    Errors are those of :class:`Teachers`."""
+def open_vectors(path: Path) -> np.ndarray:
+    """Return the array of a file, memory-mapped. Raises ValueError: it holds none, or a single number."""
     try:
         vectors: np.ndarray = np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path}: not an array of numpy: {error}") from None
+    if not vectors.shape:
+        raise ValueError(f"{path}: must hold one vector for each row of the corpus, got a single number")
+    return vectors
+
+
+def read_vectors(path: Path, rows: int, columns: int = 1) -> np.ndarray:
+    """Read the vectors of ``rows`` rows, (rows, D), or (rows, columns, D) of several columns, memory-mapped.
+
+    Errors are those of :class:`Teachers`."""
+    vectors = open_vectors(path)
     shape = (rows,) if columns == 1 else (rows, columns)
     if vectors.shape[:-1] != shape or vectors.dtype.kind != "f":
         each = "" if columns == 1 else f" and {columns} columns"

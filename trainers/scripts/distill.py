@@ -12,13 +12,13 @@ maps to them and stays in the exported encoder; `--distill_loss similarities` ne
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import AutoConfig
 
 from csekit.encoding.pretrained import load_pretrained
-from csekit.trainers.data.teachers import load_teacher
+from csekit.trainers.data.teachers import load_teacher, open_vectors
 from csekit.trainers.scripts.launch import use_all_cores
 from csekit.trainers.scripts.run_arguments import RunArguments, parse_run_arguments
 from csekit.trainers.scripts.runs import load_data, make_trainer, one_line_errors, run_folder, train_and_score
@@ -51,7 +51,7 @@ def with_map(run: RunArguments, teachers: Sequence[str], fields: dict[str, Any])
     if "projector" in fields or fields.get("distill_loss", fields.get("loss")) == "similarities":
         return {"projector": "none"} | fields
     if teachers[0].endswith(".npy"):
-        size = int(np.load(teachers[0], mmap_mode="r").shape[-1])
+        size = int(open_vectors(Path(teachers[0])).shape[-1])
     else:
         size = int(load_teacher(teachers[0]).encode(["a"]).shape[1])
     own = int(load_pretrained(AutoConfig, str(run.model_name_or_path)).hidden_size)

@@ -110,6 +110,20 @@ def test_what_is_refused(
     assert message in found.output
 
 
+@pytest.mark.parametrize("kind", ["empty", "text", "number"])
+def test_a_file_without_vectors_is_told_by_its_name(
+    texts: Path, small_backbone: Path, tmp_path: Path, kind: str
+) -> None:
+    file = tmp_path / "teacher.npy"
+    file.write_bytes(b"" if kind == "empty" else b"hello")
+    if kind == "number":
+        np.save(file, np.float32(3))
+    words = ("--teachers", file, "--model_name_or_path", small_backbone, "--train_file", texts)
+    found = distill(*words, "--output_dir", tmp_path / "run", *FEW)
+    assert found.exit_code == 2
+    assert f"error: {file}: " in found.output
+
+
 def test_overwrite_replaces_the_teachers_vectors_too(
     small: Any, small_backbone: Path, texts: Path, tmp_path: Path
 ) -> None:
