@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from csekit.modeling import InfoCSEForPreTraining, RTDForPreTraining, SimCSEModel
 from csekit.trainers import PretrainingTrainer
-from csekit.trainers.scripts.pretraining_runs import new_encoder_config, parse_pretrain_arguments
+from csekit.trainers.scripts.pretraining_runs import load_texts, new_encoder_config, parse_pretrain_arguments
 
 ROOT = Path(__file__).parents[2]
 PRESETS = sorted((ROOT / "examples" / "configs" / "pretraining").glob("*.yaml"))
@@ -70,6 +70,23 @@ def results_of(folder: Path) -> dict[str, Any]:
 
 def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes() + (folder / "training" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("share", "texts"), [(0.4, 48), (0.3, 36), (0.1, 12), (0.01, 2)])
+def test_the_share_that_is_held_out_is_the_one_that_was_asked_for(
+    data: Path, monkeypatch: pytest.MonkeyPatch, share: float, texts: int
+) -> None:
+    """Regression: 0.4 held out every second text."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", data / "cache")
+    run, _ = parse_pretrain_arguments(
+        ["--train_file", str(data / "texts.txt"), "--output_dir", "out", "--heldout_share", str(share)]
+    )
+    _, kept, held = load_texts(run)
+    lines = (data / "texts.txt").read_text().splitlines()
+    assert len(held) == texts and held[0] == lines[0]
+    assert sorted([*kept, *held]) == sorted(lines)
+    if share == 0.1:
+        assert held == lines[::10]
 
 
 @pytest.mark.parametrize("objective", ["condenser", "mlm"])

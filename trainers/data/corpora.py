@@ -315,7 +315,8 @@ def _from_files(
     checksum = sha256(source.paths)
     kinds = [file_kind(path) + "".join(path.suffixes[-1:]) for path in source.paths]
     names = [path.name for path in source.paths]  # the stored report has them
-    key = json.dumps([STORE_VERSION, checksum, names, kinds, source.columns, max_samples, deduplicate])
+    ends = [path.stat().st_size for path in source.paths[:-1]]  # the checksum does not tell where a file ends
+    key = json.dumps([STORE_VERSION, checksum, names, kinds, source.columns, max_samples, deduplicate, *ends])
     folder = Path(cache_dir or datasets.config.HF_DATASETS_CACHE) / "csekit"
     store = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
     summary = store.with_suffix(".json")

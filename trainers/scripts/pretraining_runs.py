@@ -1,8 +1,10 @@
 """The parts of the pre-training script: arguments, texts, model, results file."""
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +171,8 @@ def check_networks(run: PretrainRunArguments) -> None:
 
 
 def load_texts(run: PretrainRunArguments) -> tuple[Corpus, list[str], list[str]]:
-    """Return the corpus, its texts for training, and the held-out texts: ``heldout_file``, or every n-th text.
+    """Return the corpus, its texts for training, and the held-out texts: ``heldout_file``, or ``heldout_share``
+    of the texts at even distances, of which the first is one.
 
     Raises:
         ValueError: a file is not valid; the message names file and line.
@@ -180,10 +183,15 @@ def load_texts(run: PretrainRunArguments) -> tuple[Corpus, list[str], list[str]]
     texts = corpus_texts(corpus)
     if run.heldout_file is not None:
         return corpus, texts, corpus_texts(load_corpus(run.heldout_file, columns=run.columns))
-    if not run.heldout_share:
-        return corpus, texts, []
-    every = max(2, round(1 / run.heldout_share))
-    return corpus, [text for i, text in enumerate(texts) if i % every], texts[::every]
+    held = held_out(len(texts), run.heldout_share)
+    kept = set(held)
+    return corpus, [text for i, text in enumerate(texts) if i not in kept], [texts[i] for i in held]
+
+
+def held_out(count: int, share: float) -> list[int]:
+    """Return which of ``count`` texts are held out, in rising order; of a share of 1/n every n-th."""
+    exact = Fraction(repr(share))
+    return [math.floor(i / exact) for i in range(math.ceil(count * exact))] if share else []
 
 
 def corpus_texts(corpus: Corpus, chunk: int = 10_000) -> list[str]:

@@ -259,6 +259,14 @@ def test_several_files(write, load):
     assert corpus.checksum == hashlib.sha256(b"a\nbc\n\nd\n").hexdigest()
 
 
+def test_text_that_moves_into_the_next_file_is_read_again(write, load):
+    """Regression: files with the same bytes in all had one place in the cache."""
+    paths = [write("a.txt", "a\nb"), write("b.txt", "c\nd\n")]
+    assert texts(load(paths)) == [["a"], ["b"], ["c"], ["d"]]
+    write("a.txt", "a\n"), write("b.txt", "bc\nd\n")
+    assert texts(load(paths)) == [["a"], ["bc"], ["d"]]
+
+
 def test_description_holds_no_folder(write, load, tmp_path):
     corpus = load(write("a.txt", "x" * 100_001 + "\ny\n"))
     description = json.loads(json.dumps(corpus.describe()))
