@@ -118,8 +118,11 @@ def copy_metadata(source: Path, target: Path) -> None:
             shutil.copyfile(file, target / file.name)
 
 
-def check_output(output: Path, overwrite: bool) -> None:
+def check_output(output: Path, overwrite: bool | None) -> None:
     """Refuse to write into a folder that holds files, unless it is an earlier export and ``overwrite`` is True.
+
+    Arguments:
+        overwrite: None: the command has no such option.
 
     Raises:
         ValueError: it holds files that may not be replaced, or it is a file.
@@ -132,7 +135,8 @@ def check_output(output: Path, overwrite: bool) -> None:
     if not output.is_dir():
         raise ValueError(f"--output must be a folder, {output} is a file")
     if not overwrite:
-        raise ValueError(f"{output} holds files already: choose another --output, or --overwrite an earlier export")
+        instead = "" if overwrite is None else ", or --overwrite an earlier export"
+        raise ValueError(f"{output} holds files already: choose another --output{instead}")
     if not (output / RECORD).is_file():
         raise ValueError(f"{output} holds files and no {RECORD}: it is no earlier export, and stays as it is")
 

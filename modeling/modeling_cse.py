@@ -135,7 +135,10 @@ class CSEModel(EncoderWrapper):
         cls.config_class.check_names(list(config))
         encoder_config = from_hub(AutoConfig, name_or_path)
         if isinstance(encoder_config, CSEConfig):
-            raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
+            raise ValueError(
+                f"{name_or_path} is a training checkpoint: reload it with from_pretrained, or start from its encoder, "
+                "in the folder that holds training/"
+            )
         check_family(name_or_path, encoder_config.model_type)
         encoder_config.dtype = torch.float32
         set_dropout(encoder_config, dropout)

@@ -80,7 +80,10 @@ class EncoderForPreTraining(EncoderWrapper):
             raise ValueError(f"{kind.__name__} has no field {unknown[0]!r}; it has {sorted(known)}")
         encoder_config = from_hub(AutoConfig, name_or_path)
         if hasattr(encoder_config, "encoder_config"):
-            raise ValueError(f"{name_or_path} is a training checkpoint: reload it with from_pretrained")
+            raise ValueError(
+                f"{name_or_path} is a training checkpoint: reload it with from_pretrained, or start from its encoder, "
+                "in the folder that holds training/"
+            )
         encoder_config.dtype = torch.float32
         set_dropout(encoder_config, dropout)
         with torch.device("meta"):

@@ -201,7 +201,10 @@ def test_the_command_writes_a_run_s_layout(source, checkpoint, tokenizer_of, tmp
     assert record["taken"]["mlp.dense.weight"] == "projector.0.weight" and record["source"] == "pytorch_model.bin"
     assert str(tmp_path) not in (out / "conversion.json").read_text()
     again = run(tmp_path / "pytorch_model.bin", "-o", out, *options)
-    assert again.exit_code == 2 and "holds files already" in again.output
+    assert again.exit_code == 2 and "holds files already: choose another --output\n" in again.output  # no --overwrite
+    with pytest.raises(ValueError, match=r"training is a training checkpoint.* in the folder that holds training/"):
+        SimCSEModel.from_backbone(out / "training")
+    SimCSEModel.from_backbone(out)
     own = run(out / "training", "-o", tmp_path / "own", *options)
     assert own.exit_code == 2 and "training is a checkpoint of csekit itself, which AutoModel loads" in own.output
     arguments = ("-o", tmp_path / "deep", "--backbone", checkpoint("bert"), "--pooling", "first_last_mean")

@@ -207,7 +207,7 @@ def write_document_pairs(documents: Path, target: Path, settings: DocumentPairs)
             untitled = counts["documents_without_title"]
             without = f"; {untitled:,} have no field {settings.title_field!r}, or nothing in it" if untitled else ""
             sizes = f"min_words {settings.min_words} and span_words {settings.span_words}"
-            by_lines = settings.unit == "line" and settings.kind != "title"
+            by_lines = settings.unit == "line" and settings.kind == "neighbors"
             hint = "; unit 'sentence' splits lines that hold several sentences" if by_lines else ""
             raise ValueError(
                 f"{documents}: none of {counts['documents']:,} documents makes a pair of kind {settings.kind!r} "

@@ -37,7 +37,7 @@ def convert(
         from csekit.encoding.pretrained import broken_model_told
         from csekit.modeling.conversion import convert_checkpoint
 
-        check_output(output, overwrite=False)
+        check_output(output, overwrite=None)
         fields = _fields(settings or [], method)
         given = {"pooling": pooling, "projector_at_inference": projector_at_inference or None}
         fields |= {name: value for name, value in given.items() if value is not None}

@@ -171,6 +171,11 @@ def test_spans_lie_in_one_document_apart_and_are_the_same_each_time(tmp_path: Pa
             "none of 1 documents makes a pair of kind 'neighbors' with unit 'line', min_words 3 and span_words 32; "
             "unit 'sentence' splits lines that hold several sentences",
         ),
+        (
+            ['{"text": "one line. Only that."}'],
+            ("--kind", "spans"),  # which refuses --unit: no hint to another one
+            "with unit 'line', min_words 3 and span_words 32\n",
+        ),
         (['{"text": "a"}'], ("--kind", "next"), "kind must be one of 'neighbors', 'title', 'spans', got 'next'"),
         (['{"text": "a"}'], ("--span_words", 0), "span_words must be a number of at least 1, got 0"),
     ],
