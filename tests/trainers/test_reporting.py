@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from csekit.trainers.scripts.run_arguments import parse_run_arguments
 from csekit.trainers.scripts.train import main as train
 
 
@@ -58,6 +59,17 @@ def test_trackio_keeps_them_in_a_local_file(small_run: Any, tmp_path: Path, monk
         rows = database.execute("select step, metrics from metrics").fetchall()
     kept = "\n".join(str(metrics) for _, metrics in rows)
     assert "loss/contrastive" in kept and "loss/reconstruction" in kept, kept[:500]
+
+
+def test_several_trackers_are_named_with_blanks_or_in_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/reporting.md says. The second one was an unknown argument, and a list in YAML no str."""
+    known = ["tensorboard", "trackio"]
+    monkeypatch.setattr("csekit.trainers.arguments.get_available_reporting_integrations", lambda: known)
+    preset = tmp_path / "preset.yaml"
+    preset.write_text("report_to: [tensorboard, trackio]\n")
+    for words in (["--report_to", "tensorboard", "trackio"], ["--config", str(preset)]):
+        args = parse_run_arguments([*words, "--output_dir", str(tmp_path / "run")], {}, "")[1]
+        assert args.report_to == known
 
 
 @pytest.mark.parametrize(("tracker", "package"), [("trackio", "csekit[trackers]"), ("wandb", "wandb")])

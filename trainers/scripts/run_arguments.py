@@ -362,6 +362,9 @@ def build_parser(kinds: Sequence[type], extra: ExtraFields | None = None, about:
         "the command line wins.",
     )
     parser.add_argument("--help_all", action=_HelpAll, nargs=0, help="Show Transformers' other arguments as well.")
+    for action in parser._actions:
+        if action.dest == "report_to":
+            action.nargs = "+"  # Transformers takes a list as well, but its type names str first
     parser.about = about
     if extra is not None:
         parser.details = extra.details
