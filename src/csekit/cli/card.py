@@ -36,6 +36,8 @@ def card(
             for path in write_cards(source):
                 typer.echo(f"written: {path}")
             return
+        if not source.exists():
+            raise FileNotFoundError(f"{source}: no such folder or file")
         if output is None and not source.is_dir():
             raise ValueError(
                 f"--output must name the card to write for a results file, README.md or NAME.md, got none for {source}"

@@ -151,6 +151,12 @@ def run(results: dict[str, Any], tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_run_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """The command asked for --output instead, as of a results file."""
+    found = CliRunner().invoke(main, ["card", str(tmp_path / "rn")])
+    assert found.exit_code == 2 and f"{tmp_path / 'rn'}: no such folder or file" in found.output
+
+
 def test_card_command(run: Path, tmp_path: Path) -> None:
     def call(*arguments: str | Path) -> Any:
         return CliRunner().invoke(main, ["card", *map(str, arguments)])
