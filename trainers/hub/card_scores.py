@@ -20,6 +20,10 @@ HUB_SETS = {
 }
 
 
+#: Criteria of a run that read training sentences, never the dev set.
+LABEL_FREE = ("alignment", "uniformity", "effective_rank")
+
+
 @dataclass(frozen=True)
 class SuiteTable:
     """A table of the card.
@@ -92,10 +96,15 @@ def _sts(results: Mapping[str, Any]) -> SuiteTable:
 
 
 def _dev(results: Mapping[str, Any]) -> SuiteTable:
-    rows = [[f"dev: {name}", f"{value:.2f}"] for name, value in _known(results["dev"]["after"]).items()]
-    return SuiteTable(
-        "On the dev set, which chose the checkpoint where there was a choice.", ["what", "score"], rows, []
-    )
+    dev, after = results["dev"], _known(results["dev"]["after"])
+    scored = [name for name in after if name not in LABEL_FREE]
+    rows = [[f"{'dev' if name in scored else 'training sentences'}: {name}", f"{after[name]:.2f}"] for name in after]
+    says = "Without a dev set: criteria that need no labels, on training sentences."
+    if scored:
+        says = "On the dev set, which chose the checkpoint where there was a choice."
+    elif dev.get("metric") in LABEL_FREE:
+        says = f"{says[:-1]}; `{dev['metric']}` chose the checkpoint."
+    return SuiteTable(says, ["what", "score"], rows, [])
 
 
 def _transfer(results: Mapping[str, Any]) -> SuiteTable:

@@ -62,6 +62,19 @@ def test_a_card_without_test_sets_and_with_another_pooling(results: dict[str, An
     assert "dev: stsb_spearman" in card.text
 
 
+@pytest.mark.parametrize("dev_set", [True, False])
+def test_criteria_without_labels_are_no_scores_of_a_dev_set(
+    results: dict[str, Any], tmp_path: Path, dev_set: bool
+) -> None:
+    """Regression: the card of a run without a dev set gave them as its scores."""
+    after = {"alignment": 0.2, "uniformity": -3.0, **({"stsb_spearman": 80.0} if dev_set else {})}
+    results |= {"test": None, "dev": {"after": after, "metric": None if dev_set else "alignment"}}
+    text = ModelCard.load(write_model_card(tmp_path, results, "bert-base-uncased")).text
+    assert "| training sentences: alignment | 0.20 |" in text and "dev: alignment" not in text
+    assert ("On the dev set" in text) == ("| dev: stsb_spearman | 80.00 |" in text) == dev_set
+    assert ("Without a dev set: criteria that need no labels" in text) == ("`alignment` chose" in text) != dev_set
+
+
 def test_dev_accuracies_are_not_published_as_test_accuracies(results: dict[str, Any], tmp_path: Path) -> None:
     """Those of ``csekit eval --mode dev``, folds of the training side, had the metadata of SentEval's test sides."""
     transfer = {"tasks": {"MR": {"accuracy": 81.5}}, "avg": None}
