@@ -103,7 +103,7 @@ def _dev(results: Mapping[str, Any]) -> SuiteTable:
     if scored:
         says = "On the dev set, which chose the checkpoint where there was a choice."
     elif dev.get("metric") in LABEL_FREE:
-        says = f"{says[:-1]}; `{dev['metric']}` chose the checkpoint."
+        says = f"{says[:-1]}; {dev['metric'].replace('_', ' ')} chose the checkpoint."
     return SuiteTable(says, ["what", "score"], rows, [])
 
 
