@@ -122,16 +122,17 @@ class Corpus:
         identity = {"name": self.name, "columns": list(self.columns), "streaming": self.streaming}
         return {**identity, "checksum": self.checksum, "fingerprint": self.fingerprint, **asdict(self.report)}
 
-    def told_columns(self, further: int = 0) -> str:
+    def told_columns(self, further: int = 0, role: str = "text of the objectives") -> str:
         """Return which column training takes for what, for a log; an empty text for a single column.
 
         Arguments:
-            further: columns behind the contrastive ones, which objectives read.
+            further: columns behind the contrastive ones, which objectives or further positives read.
+            role: what these are.
         """
         if len(self.columns) == 1:
             return ""
         contrastive = max(1, len(self.columns) - further)
-        roles = [*ROLES[:contrastive], *["text of the objectives"] * (len(self.columns) - contrastive)]
+        roles = [*ROLES[:contrastive], *[role] * (len(self.columns) - contrastive)]
         parts = [f"{name!r} is the {role}" for name, role in zip(self.columns, roles, strict=True)]
         return f"column {', '.join(parts)} (--columns names others)"
 

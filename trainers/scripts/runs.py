@@ -219,7 +219,8 @@ def make_trainer(
             name, tokenizer=tokenizer, dropout=run.dropout, layers=run.layers, **method_fields
         )
         check_backbone(name, model.backbone, tokenizer, whole=run.layers is None)
-    if told := data.corpus.told_columns(further_columns(model.batch_specs)):
+    role = "further positive" if {"column", "parts"} & {*model.config.positive_kinds} else "text of the objectives"
+    if told := data.corpus.told_columns(further_columns(model.batch_specs), role):
         print(f"{data.corpus.name}: {told}")
     trainer = CSETrainer(model, args, data.corpus, tokenizer, data.dev, data.transfer)
     with broken_model_told(name):

@@ -51,6 +51,10 @@ def test_the_columns_of_pairs_and_triplets_are_told(beir: Path, small: Any, smal
     )  # fmt: skip
     assert "column 'title' is the sentence, 'text' is the text of the objectives" in found.output
     found = start(
+        "train", *words, beir.with_name("further"), *FEW, "--columns", "title", "text", "--further_positives", "column"
+    )
+    assert "column 'title' is the sentence, 'text' is the further positive" in found.output
+    found = start(
         "pretrain",
         *words,
         beir.with_name("mlm"),
