@@ -21,21 +21,24 @@ def hub_or_cache(source: str | Path) -> Iterator[None]:
     """Inside the context, a name on the Hub is looked up in the cache alone if the Hub cannot be reached.
 
     Raises:
-        FileNotFoundError: the Hub cannot be reached, and the files of such a name were not found inside.
+        FileNotFoundError: the Hub cannot be reached, or ``HF_HUB_OFFLINE`` is set, and the files of such a name were
+            not found inside.
     """
-    if Path(source).expanduser().exists() or constants.is_offline_mode() or _reachable(constants.ENDPOINT):
+    offline = constants.is_offline_mode()
+    if Path(source).expanduser().exists() or (not offline and _reachable(constants.ENDPOINT)):
         yield
         return
     constants.HF_HUB_OFFLINE = True
     try:
         yield
     except OSError as error:
+        why = "HF_HUB_OFFLINE is set" if offline else f"{constants.ENDPOINT} cannot be reached"
         raise FileNotFoundError(
-            f"{str(source)!r} is no folder here and not in the cache, and {constants.ENDPOINT} cannot be reached: "
+            f"{str(source)!r} is no folder here and not in the cache, and {why}: "
             "give a local folder, or download it on another machine (hf download) and copy its cache (HF_HOME)"
         ) from error
     finally:
-        constants.HF_HUB_OFFLINE = False
+        constants.HF_HUB_OFFLINE = offline
 
 
 def from_hub(auto_class: Any, source: str | Path, **options: Any) -> Any:

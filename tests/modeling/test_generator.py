@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors import safe_open
 from transformers import AutoModel, AutoModelForMaskedLM
 
@@ -153,3 +154,11 @@ def test_a_checkpoint_without_head_is_no_generator(encoder_config, tokenizer_of,
     tokenizer_of("bert").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"is no masked LM: it lacks \d+ weights, e.g. 'cls.predictions"):
         DiffCSEModel.from_backbone(tmp_path)
+
+
+def test_offline_the_generator_that_is_not_in_the_cache_is_named(checkpoint, monkeypatch):
+    """The command blamed the encoder, which was there."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match="'no-owner/no-name' is no folder here and not in the cache"):
+        DiffCSEModel.from_backbone(checkpoint("bert"), generator="no-owner/no-name")
+    assert constants.HF_HUB_OFFLINE
