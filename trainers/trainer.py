@@ -599,6 +599,8 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
             f"{corpus.name} has only "
             f"{', '.join(corpus.columns)}"
         )
+    if corpus.streaming and args.max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1 with streaming: a stream has no length, got {args.max_steps}")
     check_objectives(model, args, corpus, len(corpus.columns) - further)
     check_own_weights(model, args.objective_learning_rate, args.objectives_from)
     augmentation = make_augmentation(args.augmentation, args.augmentation_rate, args.augmentation_span)

@@ -81,6 +81,15 @@ def test_a_late_bad_row_of_a_stream_is_one_line(workers: int, small_backbone: Pa
     assert line == f"csekit train: error: {path}, line 10001: column 'text' holds half a surrogate pair, not text"
 
 
+def test_a_stream_without_max_steps_is_refused(small_backbone: Path, tmp_path: Path) -> None:
+    """It was the Trainer's message, of a train_dataset without __len__."""
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"a dog runs {i}\n" for i in range(40)))
+    words = ("--model_name_or_path", small_backbone, "--train_file", path, "--output_dir", tmp_path / "run")
+    line = error_of(start("train", *words, "--streaming", "--use_cpu"))
+    assert line == "csekit train: error: max_steps must be at least 1 with streaming: a stream has no length, got -1"
+
+
 def test_a_csv_with_semicolons_is_refused(small_backbone: Path, tmp_path: Path) -> None:
     """The raw lines were the sentences."""
     path = tmp_path / "texts.csv"
