@@ -346,6 +346,7 @@ def test_name_the_hub_does_not_give(monkeypatch: Any) -> None:
     def refuse(*_: Any, **__: Any) -> str:
         raise OSError("offline")
 
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     monkeypatch.setattr("csekit.modeling.hub._reachable", lambda endpoint: True)
     with pytest.raises(FileNotFoundError, match="'some/model' is no folder, and the Hub did not give it: offline"):
