@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import GELUActivation
 
-from csekit.modeling.fast_half import computes_bf16, tell_float32
+from csekit.modeling.fast_half import computes_bf16, has_tiles, tell_float32
 from csekit.modeling.fast_packing import FILLED, filled_attention
 
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -180,8 +180,7 @@ def _int8_engine() -> Iterator[None]:
     of the time there that those of torch's default library take."""
     engines: Any = torch.backends.quantized
     before = engines.engine
-    tiles = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
-    if tiles and "onednn" in engines.supported_engines:
+    if has_tiles() and "onednn" in engines.supported_engines:
         engines.engine = "onednn"
     try:
         yield

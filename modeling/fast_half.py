@@ -40,6 +40,22 @@ def tell_float32(setting: str) -> None:
     logger.warning("%s: this processor (%s) has no bfloat16 products, so float32 takes their place", setting, kind)
 
 
+def has_tiles() -> bool:
+    """Return True if the CPU has matrix units for bfloat16 and int8 (AMX)."""
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())
+
+
+@cache
+def tell_no_tiles(setting: str) -> None:
+    """Warn, once a process and setting, on a processor whose bfloat16 products are hardly faster than float32's."""
+    if torch.backends.cpu.get_cpu_capability() == "AVX512" and not has_tiles():
+        logger.warning(
+            "%s: this processor (AVX512) has no matrix units for bfloat16 (AMX), and conversions cost time, so "
+            "float32 may be faster: try both",
+            setting,
+        )
+
+
 @contextmanager
 def half_states(model: PreTrainedModel) -> Iterator[None]:
     """Inside the context, round the input of an encoder's first layer to autocast's type.

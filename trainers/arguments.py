@@ -15,7 +15,7 @@ from transformers.trainer_utils import SchedulerType
 
 from csekit.encoding.json_files import parse_json, read_json
 from csekit.modeling.fast_compile import GRAPH_MODES
-from csekit.modeling.fast_half import computes_bf16, tell_float32
+from csekit.modeling.fast_half import computes_bf16, tell_float32, tell_no_tiles
 from csekit.modeling.settings import check_number, check_type
 from csekit.trainers.data.augmentation import make_augmentation
 from csekit.trainers.progress import LOG_FORMATS
@@ -120,6 +120,8 @@ class RunTrainingArguments(TrainingArguments):
         if asked and self.use_cpu and not computes_bf16("cpu"):
             tell_float32(asked[0])
             self.bf16 = self.bf16_full_eval = False  # type: ignore[assignment]
+        elif self.bf16 and self.use_cpu:
+            tell_no_tiles("bf16")
         _check_mappings(self)
         for old, new in _RENAMED.items():
             if hasattr(self, new) and getattr(self, new) is None:  # a version that has both names

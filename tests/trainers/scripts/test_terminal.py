@@ -19,7 +19,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from csekit.cli import main
-from csekit.modeling.fast_half import tell_float32
+from csekit.modeling.fast_half import tell_float32, tell_no_tiles
 
 ROOT = Path(__file__).parents[3]
 small = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "trainers" / "small_runs.py")))
@@ -177,3 +177,24 @@ def test_bf16_on_a_processor_without_its_products_is_told_and_trains_in_float32(
     assert len(lines) == 1
     assert re.search(r"bf16: this processor \(\w+\) has no bfloat16 products, so float32 takes their place", lines[0])
     assert json.loads(Path("run/training/settings.json").read_text())["settings"]["bf16"] is False
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_bf16_on_a_processor_without_matrix_units_is_told(
+    tiles: bool,
+    train: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: Any,
+) -> None:
+    """A step in bf16 took 1.4 to 1.6 times as long there as in float32, and nothing said so."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    tell_no_tiles.cache_clear()
+    assert train(bf16=True, max_steps=1) == 0
+    printed = capfd.readouterr()
+    lines = [line for line in (printed.out + printed.err + caplog.text).splitlines() if "no matrix units" in line]
+    assert len(lines) == (0 if tiles else 1)
+    assert all("bf16: this processor (AVX512)" in line and "float32 may be faster" in line for line in lines)
+    assert json.loads(Path("run/training/settings.json").read_text())["settings"]["bf16"] is True
