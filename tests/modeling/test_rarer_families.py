@@ -17,8 +17,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "rembert": {**SIZES, "input_embedding_size": 8, "output_embedding_size": 12},
     "mobilebert": {**SIZES, "embedding_size": 8, "intra_bottleneck_size": 16, "num_feedforward_networks": 1},
     "longformer": {**SIZES, "attention_window": [4, 4]},
+    "bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 97,
+             "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 97, "n_positions": 64},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +78,16 @@ def test_a_small_decoder_of_narrow_word_embeddings(rare: Any, batch_of: Any, fie
     output = model(**batch_of(model))
     output.loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.objectives.parameters())
+
+
+@pytest.mark.parametrize("name", ["peer", "towers", "queue"])
+def test_a_second_encoder_whose_weights_are_tied_reloads(rare: Any, name: str, tmp_path: Path) -> None:
+    """A file holds BART's word embeddings once; the second encoder's other two were left as memory held them."""
+    model = CSEModel.from_backbone(rare("bart"), pooling="mean", objectives=[name])
+    model.save_pretrained(tmp_path)
+    again = CSEModel.from_pretrained(tmp_path)
+    found, expected = again.state_dict(), model.state_dict()
+    assert [key for key in expected if not torch.equal(found[key], expected[key])] == []
+    second = again.objectives[name].encoder
+    assert second.encoder.embed_tokens.weight is second.shared.weight
+    assert second.shared.weight is not again.backbone.shared.weight
