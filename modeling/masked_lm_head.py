@@ -135,7 +135,8 @@ class MaskedLMHead(nn.Module):
             self.decoder.weight.data.copy_(decoder.weight.data)
         elif decoder.weight is not embeddings.weight and not torch.equal(decoder.weight, embeddings.weight):
             raise ValueError(
-                f"{name_or_path}: the output matrix of the masked-LM head is not tied to the word embeddings"
+                f"{name_or_path}: the output matrix of the masked-LM head is not tied to the word embeddings; "
+                "with the objective 'mlm', mlm_tied=False takes it"
             )
         state = source.state_dict()
         own = self.model.state_dict()

@@ -559,9 +559,12 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
         raise ValueError(
             f"teachers must name as many encoders as the objectives read, {teachers}, got {args.teachers}"
         )
-    references = max((objective.references for objective in model.auxiliaries()), default=0)
-    if references and not corpus.streaming and references > corpus.rows:
-        raise ValueError(f"references must be at most the corpus's rows, {corpus.rows}, got {references}")
+    for objective in model.auxiliaries():
+        if not corpus.streaming and objective.references > corpus.rows:
+            raise ValueError(
+                f"{objective.config.name}_references must be at most the corpus's rows, {corpus.rows}, "
+                f"got {objective.references}"
+            )
 
 
 def tell_unread(model: CSEModel) -> None:

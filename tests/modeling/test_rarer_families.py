@@ -52,6 +52,10 @@ def test_a_masked_lm_of_eurobert_is_the_family_s_own(rare: Any, make_batch: Any,
     logits = plain(input_ids=batch["mlm_input_ids"], attention_mask=mask).logits
     rows = logits.flatten(0, 1)[batch["mlm_positions"]]
     torch.testing.assert_close(found, torch.nn.functional.cross_entropy(rows, batch["mlm_labels"]))
+    with pytest.raises(
+        ValueError, match="is not tied to the word embeddings; with the objective 'mlm', mlm_tied=False"
+    ):
+        CSEModel.from_backbone(folder, mlm_weight=1.0, pooling="mean")
 
 
 @pytest.mark.parametrize(
