@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from csekit.modeling import CSEModel
 
@@ -65,13 +65,23 @@ def test_a_masked_lm_of_eurobert_is_the_family_s_own(rare: Any, make_batch: Any,
         ("longformer", {"mlm_weight": 1.0}, "the family 'longformer' has no masked-LM head that works without its"),
         ("gpt2", {"mlm_weight": 1.0}, "the family 'gpt2' has no masked LM"),
         ("gpt2", {"tsdae_weight": 1.0}, "tsdae_decoder must be 'small' for the family 'gpt2', whose masked-LM"),
+        ("gpt2", {"edited_weight": 1.0}, "generator '.*gpt2.*' cannot be loaded as a masked LM: Unrecognized"),
+        ("gpt2", {"rtd_weight": 1.0}, "GPT2Model has no embedding layer around its word embeddings, which 'rtd'"),
+        ("gpt2", {"perturb_first": "shuffle+dropout"}, "GPT2Model has no embedding layer .* and perturbations change"),
     ],
 )
 def test_what_a_family_lacks_is_told_before_anything_is_trained(
     rare: Any, kind: str, fields: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        CSEModel.from_backbone(rare(kind), pooling="mean", **fields)
+        _ = CSEModel.from_backbone(rare(kind), pooling="mean", **fields).batch_specs
+
+
+def test_mask_pooling_without_a_mask_token_is_told(tmp_path: Path, rare: Any) -> None:
+    """The message asked for from_backbone, which was what was called."""
+    tokenizer = AutoTokenizer.from_pretrained(rare("gpt2"), mask_token=None)
+    with pytest.raises(ValueError, match="pooling must not be 'mask' with a tokenizer without a mask token"):
+        CSEModel.from_backbone(rare("gpt2"), tokenizer=tokenizer, pooling="mask", prompt_template="w1 {sentence} w2")
 
 
 @pytest.mark.parametrize("fields", [{"icm_weight": 1.0}, {"tsdae_weight": 1.0, "tsdae_decoder": "small"}])
