@@ -225,6 +225,9 @@ def embeddings_module(model: PreTrainedModel) -> tuple[nn.Module, str]:
         model.__dict__[_WORDS] = next((name for name, module in model.named_modules() if module is words), "")
     path = model.__dict__[_WORDS]
     if "." not in path:
-        raise ValueError(f"{type(model).__name__} has no module around its word embeddings")
+        raise ValueError(
+            f"{type(model).__name__} has no embedding layer around its word embeddings, which 'rtd', 'aux_mlm', "
+            "'conditional_mlm', 'corrective_lm' and perturbations change: choose other objectives, or another encoder"
+        )
     parent, _, name = path.rpartition(".")[0].rpartition(".")
     return model.get_submodule(parent), name

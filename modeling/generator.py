@@ -50,6 +50,9 @@ class Generator:
             raise ValueError(
                 f"generator {self.name_or_path!r} cannot be loaded: {error}; name another one in the field generator"
             ) from error
+        except ValueError as error:  # a family without one
+            reason = str(error).splitlines()[0]  # a list of all families follows
+            raise ValueError(f"generator {self.name_or_path!r} cannot be loaded as a masked LM: {reason}") from error
         if info["missing_keys"]:
             missing = sorted(info["missing_keys"])
             raise ValueError(

@@ -39,6 +39,19 @@ def _take_out(model: nn.Module, decoder: nn.Module, vocabulary: int) -> None:
                         module.register_parameter(alias, None)
 
 
+@torch.no_grad()
+def _check_alone(model: PreTrainedModel, config: PreTrainedConfig) -> None:
+    """Raise ValueError for a head, on the meta device, that does not run without its backbone and its decoder."""
+    like = next(model.parameters(), torch.empty(0))
+    try:
+        model(inputs_embeds=torch.empty(1, 1, config.hidden_size, device="meta", dtype=like.dtype))
+    except Exception as error:
+        raise ValueError(
+            f"the family {config.model_type!r} has no masked-LM head that works without its backbone and its output "
+            f"matrix, which an objective needs ({type(error).__name__}: {error})"
+        ) from error
+
+
 class MaskedLMHead(nn.Module):
     """The masked-LM head of the encoder's family, without backbone.
 
@@ -49,18 +62,24 @@ class MaskedLMHead(nn.Module):
     Arguments:
         encoder_config: the encoder's configuration.
         tied: True to use the word embeddings as output matrix.
+
+    Raises:
+        ValueError: the family has no masked LM, or one whose head needs its backbone or its output matrix.
     """
 
     def __init__(self, encoder_config: PreTrainedConfig, tied: bool = True) -> None:
         super().__init__()
         config = copy.deepcopy(encoder_config)
         config.tie_word_embeddings = False  # the model inside has no word embeddings
+        if type(config) not in AutoModelForMaskedLM._model_mapping:
+            raise ValueError(f"the family {config.model_type!r} has no masked LM, whose head an objective needs")
         device = torch.empty(0).device  # the meta device while from_pretrained builds the model
         with torch.device("meta"):
             model = AutoModelForMaskedLM.from_config(config)
+        decoder = model.get_output_embeddings()  # some families find it by way of the backbone
         setattr(model, model.base_model_prefix, Passthrough())
-        decoder = model.get_output_embeddings()
         _take_out(model, decoder, decoder.out_features)
+        _check_alone(model, config)
         self.model = model.to_empty(device=device)
         self.bias = nn.Parameter(torch.zeros(decoder.out_features)) if decoder.bias is not None else None
         self.decoder = None if tied else nn.Linear(decoder.in_features, decoder.out_features, bias=False)
@@ -116,7 +135,8 @@ class MaskedLMHead(nn.Module):
             self.decoder.weight.data.copy_(decoder.weight.data)
         elif decoder.weight is not embeddings.weight and not torch.equal(decoder.weight, embeddings.weight):
             raise ValueError(
-                f"{name_or_path}: the output matrix of the masked-LM head is not tied to the word embeddings"
+                f"{name_or_path}: the output matrix of the masked-LM head is not tied to the word embeddings; "
+                "with the objective 'mlm', mlm_tied=False takes it"
             )
         state = source.state_dict()
         own = self.model.state_dict()

@@ -188,6 +188,9 @@ class CSEModel(EncoderWrapper):
         with hub_or_cache(source) if source is not None else nullcontext():
             loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for network in model.objectives.modules():
+            if isinstance(network, PreTrainedModel):
+                network.tie_weights()  # Transformers ties those of the backbone alone
         model.freeze()
         speed_up(model)
         if training:

@@ -24,7 +24,7 @@ class InstanceSmoothingConfig(ObjectiveConfig):
     """Settings of :class:`InstanceSmoothing`.
 
     Arguments:
-        weight: α.
+        weight: α; 0 turns the term off, whatever ``start``.
         size: M, the number of vectors of the memory, over all processes.
         neighbors: k, the number of neighbours that smooth a positive; below M.
         temperature: β of the weights.
@@ -129,7 +129,7 @@ class InstanceSmoothing(Objective):
     def strength(self, t: Tensor) -> Tensor:
         """Return α of the t-th batch, counted from 0, ()."""
         α, n = self.config.weight, self.config.ramp_steps
-        if not n:
+        if not (n and α):  # a weight of 0 turns the term off
             return torch.full((), α, device=t.device)
         return α + (self.config.start - α) * torch.cos(math.pi / 2 * (t / n).clamp_max(1))
 

@@ -106,7 +106,14 @@ class Denoising(Objective):
         self.decoder: TiedDecoder | SentenceDecoder
         self.head: nn.Module | None = None
         if config.decoder == "tied":
-            self.decoder, self.head = TiedDecoder(encoder_config), MaskedLMHead(encoder_config)
+            self.decoder = TiedDecoder(encoder_config)
+            try:
+                self.head = MaskedLMHead(encoder_config)
+            except ValueError as error:
+                raise ValueError(
+                    f"tsdae_decoder must be 'small' for the family {encoder_config.model_type!r}, whose masked-LM "
+                    f"head cannot be had, got 'tied': {error}"
+                ) from error
         else:
             self.decoder = SentenceDecoder(
                 encoder_config,

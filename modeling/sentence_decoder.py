@@ -24,6 +24,12 @@ def sinusoids(length: int, like_BKH: Tensor) -> Tensor:
     return torch.stack([angle_KF.sin(), angle_KF.cos()], dim=-1).flatten(1)[:, :size].to(like_BKH.dtype)
 
 
+def word_width(encoder_config: PreTrainedConfig) -> int:
+    """Return E, the width of the encoder's word embeddings: H, unless the configuration names another one."""
+    named = (getattr(encoder_config, name, None) for name in ("embedding_size", "input_embedding_size"))
+    return int(next(filter(None, named), encoder_config.hidden_size))
+
+
 class DecoderLayer(nn.Module):
     """Self-attention, a map of the vector and a feed-forward net; each is added to the states, with norms in front.
 
@@ -84,7 +90,7 @@ class SentenceDecoder(nn.Module):
     ) -> None:
         super().__init__()
         size = int(encoder_config.hidden_size)
-        width = int(getattr(encoder_config, "embedding_size", None) or size)
+        width = word_width(encoder_config)
         self.start = nn.Parameter(torch.zeros(size)) if causal else None
         self.element_dropout = nn.Dropout(0.0 if causal else element_dropout)
         self.word_norm = nn.LayerNorm(width)

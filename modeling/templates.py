@@ -97,9 +97,13 @@ def locate_templates(config: CSEConfig, tokenizer: PreTrainedTokenizerBase) -> N
     """Set the fields of a configuration that say where the mask tokens of its templates are.
 
     Raises:
-        ValueError: :func:`sentence_frame` refuses a template.
+        ValueError: :func:`sentence_frame` refuses a template, or mask pooling finds no mask token in it.
     """
     frames = [sentence_frame(tokenizer, config.prompt_template)]
+    if config.pooling == "mask" and frames[0].mask_offset is None:
+        raise ValueError(
+            "pooling must not be 'mask' with a tokenizer without a mask token: 'last' reads the template's last token"
+        )
     config.prompt_mask_offset = frames[0].mask_offset
     if config.second_prompt_template is not None:
         frames.append(sentence_frame(tokenizer, config.second_prompt_template, "second_prompt_template"))

@@ -66,6 +66,8 @@ logger = logging.getLogger(__name__)
 SAMPLE_ROWS = 64  # sentences of the sample that go through the encoder at once: no more memory than a training step
 GAP_STEPS = 5  # a step in so many measures the gaps, each of which costs a forward pass
 CHECKED_TEXTS = 32  # training sentences that are embedded to check an export without a dev set
+SECOND_VIEW = ("symmetric", "same_view_negatives", "hard_negative_weight")  # the contrast with this view reads them
+CONTRAST = (*SECOND_VIEW, "angular_margin", "mask_identical", "contrast_dims")
 LABEL_FREE = {"alignment": False, "uniformity": False, "effective_rank": True}  # True: greater is better
 
 
@@ -545,6 +547,7 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
             "contrastive_weight above 0, or add an objective that reads them (group, peer)",
             model.config.further_positives,
         )
+    tell_unread(model)
     margins = [o.config.name for o in model.auxiliaries() if o.teaches_margins]
     others = [o.config.name for o in model.auxiliaries() if o.teachers and not o.teaches_margins]
     if margins and others:
@@ -556,9 +559,23 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
         raise ValueError(
             f"teachers must name as many encoders as the objectives read, {teachers}, got {args.teachers}"
         )
-    references = max((objective.references for objective in model.auxiliaries()), default=0)
-    if references and not corpus.streaming and references > corpus.rows:
-        raise ValueError(f"references must be at most the corpus's rows, {corpus.rows}, got {references}")
+    for objective in model.auxiliaries():
+        if not corpus.streaming and objective.references > corpus.rows:
+            raise ValueError(
+                f"{objective.config.name}_references must be at most the corpus's rows, {corpus.rows}, "
+                f"got {objective.references}"
+            )
+
+
+def tell_unread(model: CSEModel) -> None:
+    """Warn of settings of a contrast whose weight is 0."""
+    config = model.config
+    weight, names = (
+        ("second_view_weight", SECOND_VIEW) if config.contrastive_weight else ("contrastive_weight", CONTRAST)
+    )
+    unread = [name for name in names if getattr(config, name)]
+    if unread and not getattr(config, weight):
+        logger.warning("%s: no effect with %s 0", ", ".join(unread), weight)
 
 
 def check_equal_views(model: CSEModel, args: CSETrainingArguments, columns: int, fields: str) -> None:
@@ -594,9 +611,10 @@ def check_setting(model: CSEModel, args: CSETrainingArguments, corpus: Corpus) -
     dropout = dropout_fields(model.config.encoder_config)
     further = further_columns(model.batch_specs)
     if len(corpus.columns) <= further:
+        reading = {"column", "parts"} & {*model.config.positive_kinds}
         raise ValueError(
-            f"the objectives need {('one more column', 'two more columns')[further - 1]} after the sentence's, "
-            f"{corpus.name} has only "
+            f"{f'further_positives {model.config.further_positives!r}' if reading else 'the objectives'} need "
+            f"{('one more column', 'two more columns')[further - 1]} after the sentence's, {corpus.name} has only "
             f"{', '.join(corpus.columns)}"
         )
     if corpus.streaming and args.max_steps < 1:

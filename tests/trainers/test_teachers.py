@@ -180,5 +180,5 @@ def test_references_are_rows_of_the_corpus_by_the_teacher(
     torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=0)
     entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
     assert entry["loss/rank"] > 0
-    with pytest.raises(ValueError, match="references must be at most the corpus's rows, 40, got 41"):
+    with pytest.raises(ValueError, match=r"^rank_references must be at most the corpus's rows, 40, got 41"):
         small_run(tmp_path / "more", fields=fields | {"rank_references": 41}, **options)

@@ -880,6 +880,39 @@ def test_further_positives_that_nothing_reads_are_told(
     assert "nothing reads them" not in caplog.text
 
 
+@pytest.mark.parametrize(("kind", "lacking"), [("column", "one more column"), ("parts", "two more columns")])
+def test_further_positives_without_their_column_are_named(
+    small_run: SmallRun, tmp_path: Path, kind: str, lacking: str
+) -> None:
+    """The message spoke of objectives, of which there are none."""
+    words = rf"further_positives 'dropout\+{kind}' need {lacking} after the sentence's, texts\.txt has only text"
+    with pytest.raises(ValueError, match=words):
+        small_run(tmp_path / "run", fields={"further_positives": f"dropout+{kind}"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"symmetric": True, "further_positives": "halves", "second_view_weight": 0.0},
+            "symmetric: no effect with second_view_weight 0",
+        ),
+        (
+            {"angular_margin": 0.2, "mask_identical": True, "contrastive_weight": 0.0, "mlm_weight": 1.0},
+            "angular_margin, mask_identical: no effect with contrastive_weight 0",
+        ),
+        ({"symmetric": True, "angular_margin": 0.2, "further_positives": "halves"}, None),
+        ({"angular_margin": 0.2, "further_positives": "halves", "second_view_weight": 0.0}, None),
+        ({"contrastive_weight": 0.0, "mlm_weight": 1.0}, None),
+    ],
+)
+def test_settings_of_a_contrast_without_weight_are_told(
+    small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], told: str | None
+) -> None:
+    small_run(tmp_path / "run", fields=fields)
+    assert ("no effect" not in caplog.text) if told is None else (told in caplog.text)
+
+
 @pytest.mark.parametrize(
     "options",
     [

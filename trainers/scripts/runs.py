@@ -63,6 +63,9 @@ def one_line_errors() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
+#: The fields of a method's config that say how texts are read. The others may need the encoder's size.
+TEXT_FIELDS = ("pooling", "prompt_template")
+
 #: Errors of a training that is under way. They are told in one line, with exit code 1: what was written is whole.
 RUN_ERRORS = (NonFiniteLossError, ExportMismatchError, FolderInUseError, OSError)
 
@@ -206,11 +209,12 @@ def make_trainer(
         ValueError: a combination of arguments that cannot work.
     """
     name = str(run.model_name_or_path)
-    settings = METHODS[run.method].config_class(**method_fields)  # a method may have a default template
+    fields = {field: method_fields[field] for field in TEXT_FIELDS if field in method_fields}
+    texts = METHODS[run.method].config_class(**fields)  # a method may have a default template
     with broken_model_told(name):
         check_files(name)
-        tokenizer = load_tokenizer(name, None, settings.pooling)
-        fit = data.corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=settings.prompt_template)
+        tokenizer = load_tokenizer(name, None, texts.pooling)
+        fit = data.corpus.tokenizer_report(tokenizer, args.max_seq_length, prompt_template=texts.prompt_template)
         print(f"{data.corpus.name}: {fit.summary()}")
         if fit.warning and args.process_index == 0:
             print(f"warning: {fit.warning}", file=sys.stderr)

@@ -1,0 +1,107 @@
+"""Families beside those of the other tests: what an objective needs of them is there, or is refused by its name when
+the model is built, before a training starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+from csekit.modeling import CSEModel
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "vocab_size": 97, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "eurobert": {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2},
+    "rembert": {**SIZES, "input_embedding_size": 8, "output_embedding_size": 12},
+    "mobilebert": {**SIZES, "embedding_size": 8, "intra_bottleneck_size": 16, "num_feedforward_networks": 1},
+    "longformer": {**SIZES, "attention_window": [4, 4]},
+    "bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 97,
+             "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 97, "n_positions": 64},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rare(tmp_path_factory: pytest.TempPathFactory, disturb: Any, tokenizer_of: Any) -> Any:
+    """``rare(family)``: a folder with a masked LM of the family, a causal one of a decoder, and a tokenizer."""
+
+    def make(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        kind = AutoModelForCausalLM if family == "gpt2" else AutoModelForMaskedLM
+        config = AutoConfig.for_model(family, **FAMILIES[family])
+        for name in [name for name, value in vars(config).items() if "drop" in name and isinstance(value, float)]:
+            setattr(config, name, 0.0)
+        torch.manual_seed(1)
+        disturb(kind.from_config(config)).save_pretrained(folder)
+        tokenizer_of("bert").save_pretrained(folder)
+        return folder
+
+    return make
+
+
+def test_a_masked_lm_of_eurobert_is_the_family_s_own(rare: Any, make_batch: Any, add_copies: Any) -> None:
+    """Its output matrix was looked for behind a backbone that had been taken out, and was not found."""
+    folder = rare("eurobert")
+    model = CSEModel.from_backbone(folder, mlm_weight=1.0, mlm_tied=False, pooling="mean")
+    batch = add_copies(make_batch(4, 1, 9))
+    found = model(**batch).loss_dict["mlm"]
+    plain = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    mask = batch["attention_mask"].squeeze(1).repeat(2, 1)
+    logits = plain(input_ids=batch["mlm_input_ids"], attention_mask=mask).logits
+    rows = logits.flatten(0, 1)[batch["mlm_positions"]]
+    torch.testing.assert_close(found, torch.nn.functional.cross_entropy(rows, batch["mlm_labels"]))
+    with pytest.raises(
+        ValueError, match="is not tied to the word embeddings; with the objective 'mlm', mlm_tied=False"
+    ):
+        CSEModel.from_backbone(folder, mlm_weight=1.0, pooling="mean")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "words"),
+    [
+        ("mobilebert", {"mlm_weight": 1.0}, "the family 'mobilebert' has no masked-LM head that works without its"),
+        ("longformer", {"mlm_weight": 1.0}, "the family 'longformer' has no masked-LM head that works without its"),
+        ("gpt2", {"mlm_weight": 1.0}, "the family 'gpt2' has no masked LM"),
+        ("gpt2", {"tsdae_weight": 1.0}, "tsdae_decoder must be 'small' for the family 'gpt2', whose masked-LM"),
+        ("gpt2", {"edited_weight": 1.0}, "generator '.*gpt2.*' cannot be loaded as a masked LM: Unrecognized"),
+        ("gpt2", {"rtd_weight": 1.0}, "GPT2Model has no embedding layer around its word embeddings, which 'rtd'"),
+        ("gpt2", {"perturb_first": "shuffle+dropout"}, "GPT2Model has no embedding layer .* and perturbations change"),
+    ],
+)
+def test_what_a_family_lacks_is_told_before_anything_is_trained(
+    rare: Any, kind: str, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        _ = CSEModel.from_backbone(rare(kind), pooling="mean", **fields).batch_specs
+
+
+def test_mask_pooling_without_a_mask_token_is_told(tmp_path: Path, rare: Any) -> None:
+    """The message asked for from_backbone, which was what was called."""
+    tokenizer = AutoTokenizer.from_pretrained(rare("gpt2"), mask_token=None)
+    with pytest.raises(ValueError, match="pooling must not be 'mask' with a tokenizer without a mask token"):
+        CSEModel.from_backbone(rare("gpt2"), tokenizer=tokenizer, pooling="mask", prompt_template="w1 {sentence} w2")
+
+
+@pytest.mark.parametrize("fields", [{"icm_weight": 1.0}, {"tsdae_weight": 1.0, "tsdae_decoder": "small"}])
+def test_a_small_decoder_of_narrow_word_embeddings(rare: Any, batch_of: Any, fields: dict[str, Any]) -> None:
+    """RemBERT has no ``embedding_size``: its word embeddings are ``input_embedding_size`` wide."""
+    model = CSEModel.from_backbone(rare("rembert"), pooling="mean", **fields).train()
+    assert AutoModel.from_pretrained(rare("rembert")).get_input_embeddings().embedding_dim == 8
+    output = model(**batch_of(model))
+    output.loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.objectives.parameters())
+
+
+@pytest.mark.parametrize("name", ["peer", "towers", "queue"])
+def test_a_second_encoder_whose_weights_are_tied_reloads(rare: Any, name: str, tmp_path: Path) -> None:
+    """A file holds BART's word embeddings once; the second encoder's other two were left as memory held them."""
+    model = CSEModel.from_backbone(rare("bart"), pooling="mean", objectives=[name])
+    model.save_pretrained(tmp_path)
+    again = CSEModel.from_pretrained(tmp_path)
+    found, expected = again.state_dict(), model.state_dict()
+    assert [key for key in expected if not torch.equal(found[key], expected[key])] == []
+    second = again.objectives[name].encoder
+    assert second.encoder.embed_tokens.weight is second.shared.weight
+    assert second.shared.weight is not again.backbone.shared.weight
