@@ -302,11 +302,10 @@ def _from_table(source: Source, max_samples: int | None, deduplicate: bool) -> C
         duplicates = len(used) - int((first < len(used)).sum())
     _at_least_two(len(used), source.name)
     rows = source.table if len(used) == len(source.table) else source.table.select(used)
-    checksum = sha256(source.paths) if source.paths else None
     fingerprint = None if source.paths else source.table._fingerprint
     report = _report(scan, len(used), duplicates, deduplicate)
     dataset = SentenceDataset(rows, source.columns)
-    return Corpus(dataset, source.columns, source.name, checksum, fingerprint, report, source)
+    return Corpus(dataset, source.columns, source.name, source.checksum, fingerprint, report, source)
 
 
 def _from_files(

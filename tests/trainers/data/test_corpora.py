@@ -251,6 +251,17 @@ def test_a_name_is_no_pattern(load, tmp_path, name, streaming):
     assert texts(load(tmp_path / name, streaming=streaming)) == [["own 0"], ["own 1"], ["own 2"]]
 
 
+def test_a_parquet_file_that_was_replaced_is_read_again(load, tmp_path):
+    """Regression: with the time of the earlier file, as cp -p, tar and rsync set it, the cache gave the earlier rows,
+    under the checksum of the new file."""
+    found = []
+    for word in ("earlier", "new"):
+        datasets.Dataset.from_dict({"text": [f"{word} {i}" for i in range(3)]}).to_parquet(tmp_path / "a.parquet")
+        os.utime(tmp_path / "a.parquet", (1e9, 1e9))
+        found.append(texts(load(tmp_path / "a.parquet")))
+    assert found == [[[f"{word} {i}"] for i in range(3)] for word in ("earlier", "new")]
+
+
 def test_several_files(write, load):
     paths = [write("a.txt", "a\nb"), write("b.txt", "c\n\nd\n")]
     corpus = load(paths)
