@@ -159,7 +159,8 @@ def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 def comparable(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return an encoder's settings without what a record of an earlier version does not hold."""
-    return {name: value for name, value in settings.items() if name != "modules" or name in recorded}
+    later = ("modules", "tokenizer", "lowercase")
+    return {name: value for name, value in settings.items() if name not in later or name in recorded}
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

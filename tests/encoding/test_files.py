@@ -21,7 +21,7 @@ from csekit.cli import main
 from csekit.encoding import encode_file, load_encoder, merge_shards, open_embeddings
 from csekit.encoding import stores as embedding_files
 from csekit.encoding.encoder import TextEncoder
-from csekit.encoding.files import parse_shard, text_column
+from csekit.encoding.files import encoder_settings, parse_shard, text_column
 
 WORDS = ["the", "man", "dog", "cat", "plays", "runs", "red", "ball", "house", "tree"]
 TEXTS = [" ".join(WORDS[(i * k) % 10] for k in range(1, 2 + i % 7)) for i in range(50)]
@@ -233,6 +233,39 @@ def test_another_input_or_other_settings_are_refused(encoder: TextEncoder, lines
     (tmp_path / "foreign.npy").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"foreign.npy: exists, and not of this command"):
         encode_file(encoder, lines, tmp_path / "foreign.npy", progress=False)
+
+
+def test_another_tokenizer_beside_the_same_weights_is_refused(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
+    """Regression: the rows of the earlier tokenizer were called finished, or the rest was added to them, and search
+    compared them with queries of the new one."""
+    out, file = tmp_path / "out.npy", tiny_folder / "tokenizer.json"
+    record = encode_file(load_encoder(tiny_folder, "mean", device="cpu"), lines, out, progress=False)
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["dog"], vocabulary["cat"] = vocabulary["cat"], vocabulary["dog"]
+    file.write_text(json.dumps(content))
+    changed = load_encoder(tiny_folder, "mean", device="cpu")
+    with pytest.raises(ValueError, match=r"out\.npy\.json: encoder\.tokenizer was"):
+        encode_file(changed, lines, out, progress=False)
+    with pytest.raises(ValueError, match=r"encoded with another encoder than .*: tokenizer is"):
+        open_embeddings(out).encoder(device="cpu")
+    del record["settings"]["encoder"]["tokenizer"]  # an earlier version wrote none
+    embedding_files.write_record(tmp_path / "out.npy.json", record)
+    assert encode_file(changed, lines, out, progress=False)["complete"]
+    assert open_embeddings(out).encoder(device="cpu").encode(["dog"]).shape == (1, 32)
+
+
+@pytest.mark.parametrize("setting", ["lowercase", "normalizer"])
+def test_what_the_tokenizer_does_with_letters_belongs_to_it(tiny_folder: Path, setting: str) -> None:
+    before = encoder_settings(load_encoder(tiny_folder, "mean", device="cpu"))
+    assert encoder_settings(load_encoder(tiny_folder, "mean", device="cpu")) == before
+    file = tiny_folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["normalizer"] = {**content["normalizer"], "lowercase": False} if setting == "lowercase" else None
+    file.write_text(json.dumps(content))
+    (tiny_folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    after = encoder_settings(load_encoder(tiny_folder, "mean", device="cpu"))
+    assert after["tokenizer"] != before["tokenizer"] and after["weights"] == before["weights"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
