@@ -19,6 +19,7 @@ import numpy as np
 from csekit.encoding.json_files import read_json
 from csekit.encoding.provenance import write_atomically
 from csekit.encoding.schema import Count, Schema, check_schema
+from csekit.modeling.drafts import full_disk_told
 
 DTYPES = ("float32", "float16")
 _VERSION = 1
@@ -255,6 +256,9 @@ def open_sink(
 
     Where none is, the files of an earlier encoding in a parquet folder are deleted. The shard's record must be there
     by then: after a kill it says that the folder is unfinished, and the same call deletes the rest.
+
+    Raises:
+        DiskFullError: the disk is full. What the record counts stays.
     """
     if kind == "parquet":
         sink = ParquetSink(target, dtype, start)
@@ -264,11 +268,12 @@ def open_sink(
         yield sink
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    array = ArraySink(target, dtype, rows, done)
-    try:
-        yield array
-    finally:
-        array.file.close()
+    with full_disk_told(target):
+        array = ArraySink(target, dtype, rows, done)
+        try:
+            yield array
+        finally:
+            array.file.close()
 
 
 def _other_files(folder: Path, place: _Shard) -> list[Path]:
@@ -374,7 +379,7 @@ def join_arrays(output: Path, parts: Sequence[Path], rows: int) -> None:
     draft = output.with_name(output.name + ".partial")
     if shutil.disk_usage(output.parent).free < sum(array.nbytes for array in arrays):
         raise OSError(f"{output.parent}: too little space on the disk for {output.name}")
-    with open(draft, "wb") as file:
+    with full_disk_told(output), open(draft, "wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(arrays[0].dtype), "fortran_order": False}
         np.lib.format.write_array_header_1_0(file, {**header, "shape": (rows, arrays[0].shape[1])})
         for array in arrays:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from csekit.modeling.drafts import full_disk_told
+
 SUFFIXES = (".jsonl", ".csv")
 
 
@@ -25,12 +27,13 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
     Raises:
         ValueError: another ending.
+        DiskFullError: the disk is full; an older file stays.
     """
     check_rows_file(path)
     draft = draft or path.with_name(f".{path.name}.draft")
     count = 0
     try:
-        with draft.open("w", encoding="utf-8", newline="") as file:
+        with full_disk_told(path), draft.open("w", encoding="utf-8", newline="") as file:
             quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
             if path.suffix == ".csv":
                 quoted.writerow(columns)
