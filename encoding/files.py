@@ -27,6 +27,7 @@ from csekit.encoding.stores import (
     output_kind,
     read_record,
     record_path,
+    shard_records,
     source_of,
     write_record,
 )
@@ -306,7 +307,8 @@ def _remembered(chunks: Iterator[list[str]], read: list[list[str]]) -> Iterator[
 def merge_shards(output: str | Path, keep: bool = False, tell: Callable[[str], object] = lambda line: None) -> Path:
     """Join the shards of ``output`` after a check that none is missing and all have the same input and settings.
 
-    Arrays are copied in blocks; parquet files stay where they are. The record of the whole is written last.
+    Arrays are copied in blocks; parquet files stay where they are. The record of the whole is written before the
+    shards are deleted; the same call goes on with this after a kill.
 
     Arguments:
         keep: do not delete the shards of an array.
@@ -322,6 +324,10 @@ def merge_shards(output: str | Path, keep: bool = False, tell: Callable[[str], o
     """
     output = Path(output)
     kind = output_kind(output)
+    if left := _left_of_shards(output, kind):
+        for file in left:
+            file.unlink(missing_ok=True)
+        return output
     records: Sequence[tuple[Path, dict[str, Any]]] = check_shards(output, kind)
     tell(f"{len(records)} shards, {sum(record['done'] for _, record in records):,} rows")
     whole = {**records[0][1], "done": 0, "truncated": sum(record["truncated"] for _, record in records)}
@@ -347,3 +353,21 @@ def merge_shards(output: str | Path, keep: bool = False, tell: Callable[[str], o
             shard_path(output, (place["index"], place["of"])).unlink()
         path.unlink()
     return output
+
+
+def _left_of_shards(output: Path, kind: str) -> list[Path]:
+    """Return what a merge that was killed behind its last record did not delete: some of the shards, not all."""
+    path = record_path(output, (1, 1))
+    if not path.is_file() or not output.exists() or not (whole := load_record(path))["complete"]:
+        return []
+    left: list[Path] = []
+    pieces = 0
+    for place in shard_records(output, kind):
+        record = load_record(place)
+        settings = {**record["settings"], "shard": whole["settings"]["shard"]}
+        if not record["complete"] or first_difference(whole["settings"], settings) is not None:
+            return []
+        array = [place.with_name(place.name.removesuffix(".json"))] if kind == "npy" else []
+        pieces = record["settings"]["shard"]["of"] * (1 + len(array))
+        left += [file for file in (*array, place) if file.is_file()]
+    return left if len(left) < pieces else []

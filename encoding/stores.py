@@ -306,6 +306,15 @@ def row_files(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(first), path) for path, first in files.items() if re.fullmatch("[0-9]{1,18}", first))
 
 
+def shard_records(output: Path, kind: str) -> list[Path]:
+    """Return the files of the records of shards that are there."""
+    if kind == "parquet":
+        return sorted(output.glob("_encode.*-of-*.json"))
+    form = re.compile(re.escape(output.stem) + r"\.[0-9]+-of-[0-9]+\.npy\.json")  # not those of OUT.v2.npy
+    files = output.parent.glob(f"{glob.escape(output.stem)}.*-of-*.npy.json")
+    return sorted(path for path in files if form.fullmatch(path.name))
+
+
 def check_shards(output: Path, kind: str) -> list[tuple[Path, dict[str, Any]]]:
     """Return the records of all shards in order.
 
@@ -313,12 +322,7 @@ def check_shards(output: Path, kind: str) -> list[tuple[Path, dict[str, Any]]]:
         FileNotFoundError: there is no shard, or one is missing.
         ValueError: a shard is not complete, or has another input or other settings.
     """
-    if kind == "npy":
-        form = re.compile(re.escape(output.stem) + r"\.[0-9]+-of-[0-9]+\.npy\.json")  # not those of OUT.v2.npy
-        files = output.parent.glob(f"{glob.escape(output.stem)}.*-of-*.npy.json")
-        found = sorted(path for path in files if form.fullmatch(path.name))
-    else:
-        found = sorted(output.glob("_encode.*-of-*.json"))
+    found = shard_records(output, kind)
     if not found:
         raise FileNotFoundError(f"{output}: no shard of it is there")
     records = {path: load_record(path) for path in found}

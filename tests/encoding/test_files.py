@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,46 @@ def test_shards_make_the_whole(encoder: TextEncoder, lines: Path, tmp_path: Path
     seen = encode_file(encoder, lines, out, chunk_rows=6, progress=False)  # the whole is known as such
     assert seen["done"] == 50
     assert seen["complete"]
+
+
+@pytest.mark.parametrize("suffix", ["npy", "parquet"])
+@pytest.mark.parametrize("deleted", [0, 1, 2, 3])
+def test_a_merge_killed_while_it_deletes_the_shards_goes_on(
+    encoder: TextEncoder, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, deleted: int
+) -> None:
+    """Regression: the same command said that a shard was missing, and left the others for good."""
+    out, left = tmp_path / f"out.{suffix}", deleted
+    for i in (1, 2, 3):
+        encode_file(encoder, lines, out, shard=f"{i}/3", progress=False)
+    unlink = Path.unlink
+
+    def until_killed(path: Path, missing_ok: bool = False) -> None:
+        nonlocal left
+        if "-of-" in path.name:
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", until_killed)
+    with suppress(KeyboardInterrupt):
+        merge_shards(out)
+    monkeypatch.undo()
+    whole = open_embeddings(out)
+    assert whole.rows == 50
+    if list(tmp_path.glob("**/*-of-*")):
+        assert merge_shards(out) == out
+    assert not list(tmp_path.glob("**/*-of-*"))
+    close(np.load(out) if suffix == "npy" else from_parquet(out), encoder.encode(TEXTS), 1e-5)
+
+
+def test_a_missing_shard_beside_another_whole_is_told(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.npy"
+    encode_file(encoder, lines, out, progress=False)
+    encode_file(encoder, lines, out, shard="1/2", dtype="float16", progress=False)
+    with pytest.raises(FileNotFoundError, match="shard 2/2 is missing"):
+        merge_shards(out)
+    assert (tmp_path / "out.1-of-2.npy").exists()
 
 
 def test_a_parquet_row_that_is_missing_is_seen(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
