@@ -271,6 +271,8 @@ def _go_on(
         sink.finish(record["done"])
     if record["done"] != total:
         raise ValueError(f"{source.path}: changed while it was read, from {total} rows to {record['done']}")
+    if form["kind"] == "parquet" and shard[1] == 1:
+        check_rows(target, total)
     record["complete"] = True
     write_record(path, record)
 

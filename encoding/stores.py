@@ -6,6 +6,7 @@ most one chunk behind; that chunk is written again in the same place.
 
 import glob
 import json
+import math
 import os
 import re
 import shutil
@@ -191,9 +192,9 @@ class ArraySink:
         self.file: Any = open(path, "r+b" if done else "w+b")  # noqa: SIM115
         self.offset = 0
         if done:
-            self._read_header()
+            self._read_header(done)
 
-    def _read_header(self) -> None:
+    def _read_header(self, done: int) -> None:
         try:
             np.lib.format.read_magic(self.file)
             shape, _, _ = np.lib.format.read_array_header_1_0(self.file)
@@ -202,6 +203,8 @@ class ArraySink:
         if shape[:1] != (self.rows,):
             raise ValueError(f"{self.file.name}: has shape {shape}, {self.rows} rows are wanted: say overwrite")
         self.offset = self.file.tell()
+        if os.fstat(self.file.fileno()).st_size < self.offset + done * math.prod(shape[1:]) * self.dtype.itemsize:
+            raise ValueError(f"{self.file.name}: holds fewer than the {done} rows of its record: say overwrite")
 
     def write(self, row: int, texts: Sequence[str], rows_nH: np.ndarray) -> None:
         rows = np.ascontiguousarray(rows_nH, dtype=self.dtype)
@@ -381,6 +384,7 @@ def join_arrays(output: Path, parts: Sequence[Path], rows: int) -> None:
         found = sum(map(len, arrays))
         raise ValueError(f"{output}: {len(arrays)} of {len(parts)} shards with {found} of {rows} rows are there")
     draft = output.with_name(output.name + ".partial")
+    draft.unlink(missing_ok=True)  # of a merge that was killed
     if shutil.disk_usage(output.parent).free < sum(array.nbytes for array in arrays):
         raise OSError(f"{output.parent}: too little space on the disk for {output.name}")
     with full_disk_told(output), open(draft, "wb") as file:

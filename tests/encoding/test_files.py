@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -201,6 +203,21 @@ def test_shards_make_the_whole(encoder: TextEncoder, lines: Path, tmp_path: Path
     assert seen["complete"]
 
 
+def stopped_after(encoder: TextEncoder, chunks: int, call: Callable[[], object]) -> None:
+    """Run ``call``, in which the encoder is interrupted behind some chunks."""
+    encode_chunks = encoder.encode_chunks
+
+    def some(*arguments: Any) -> Iterator[Any]:
+        yield from islice(encode_chunks(*arguments), chunks)
+        raise KeyboardInterrupt
+
+    encoder.encode_chunks = some  # type: ignore[method-assign, assignment]
+    try:
+        call()
+    finally:
+        del encoder.encode_chunks
+
+
 @pytest.mark.parametrize("suffix", ["npy", "parquet"])
 @pytest.mark.parametrize("deleted", [0, 1, 2, 3])
 def test_a_merge_killed_while_it_deletes_the_shards_goes_on(
@@ -230,6 +247,47 @@ def test_a_merge_killed_while_it_deletes_the_shards_goes_on(
         assert merge_shards(out) == out
     assert not list(tmp_path.glob("**/*-of-*"))
     close(np.load(out) if suffix == "npy" else from_parquet(out), encoder.encode(TEXTS), 1e-5)
+
+
+def test_a_draft_shorter_than_its_record_is_refused(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
+    """Regression: rows of zeros filled the gap, without a word; a copy made while the command ran is such a draft."""
+    out, draft = tmp_path / "out.npy", tmp_path / "out.npy.partial"
+    with suppress(KeyboardInterrupt):
+        stopped_after(encoder, 3, lambda: encode_file(encoder, lines, out, chunk_rows=10, progress=False))
+    done = embedding_files.load_record(tmp_path / "out.npy.json")["done"]
+    assert 0 < done < 50
+    os.truncate(draft, draft.stat().st_size - 32 * 4)
+    with pytest.raises(ValueError, match=rf"out\.npy\.partial: holds fewer than the {done} rows of its record"):
+        encode_file(encoder, lines, out, chunk_rows=10, progress=False)
+    encode_file(encoder, lines, out, chunk_rows=10, progress=False, overwrite=True)
+    close(np.load(out), encoder.encode(TEXTS))
+
+
+def test_rows_of_parquet_that_are_lost_meanwhile_are_seen(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
+    """Regression: the first call said that all rows are written, and only a second one missed some."""
+    out = tmp_path / "out.parquet"
+    with suppress(KeyboardInterrupt):
+        stopped_after(encoder, 3, lambda: encode_file(encoder, lines, out, chunk_rows=10, progress=False))
+    (out / "rows-000000000010.parquet").unlink()
+    with pytest.raises(ValueError, match=r"out\.parquet: row 10 is missing"):
+        encode_file(encoder, lines, out, chunk_rows=10, progress=False)
+
+
+def test_the_draft_of_a_killed_merge_takes_no_space(
+    encoder: TextEncoder, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: what the first call had written counted as used, and the second one found too little space."""
+    out = tmp_path / "out.npy"
+    for i in (1, 2):
+        encode_file(encoder, lines, out, shard=f"{i}/2", progress=False)
+    (tmp_path / "out.npy.partial").write_bytes(bytes(6000))
+
+    def usage(path: Path) -> Any:
+        used = sum(file.stat().st_size for file in tmp_path.glob("*.partial"))
+        return SimpleNamespace(free=10_000 - used)
+
+    monkeypatch.setattr(embedding_files.shutil, "disk_usage", usage)
+    assert np.load(merge_shards(out)).shape == (50, 32)
 
 
 def test_a_missing_shard_beside_another_whole_is_told(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
