@@ -15,6 +15,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from csekit.encoding.chunks import NoTokensError
+from csekit.encoding.delimited import unique_names
 from csekit.encoding.encoder import TextEncoder, first_not_finite, tokenizer_digest, weights_digest
 from csekit.encoding.stores import (
     DTYPES,
@@ -119,8 +120,11 @@ def text_column(path: Path, column: str | None = None) -> TextColumn:
             schema = pq.read_schema(path)
         except pa.ArrowException as error:
             raise CorpusError(f"{path}: not readable as parquet ({error})") from None
+        unique_names(schema.names, path, what=": the schema")
         texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-        available = {field.name: any(is_text(field.type) for is_text in texts) for field in schema}
+        kinds = {field.name: field.type for field in schema}
+        kinds |= {name: kind.value_type for name, kind in kinds.items() if pa.types.is_dictionary(kind)}
+        available = {name: any(is_text(kind) for is_text in texts) for name, kind in kinds.items()}
     else:
         available = file_columns(path)
     found = [name for name, holds_text in available.items() if holds_text]

@@ -535,6 +535,21 @@ def test_bad_input_is_named_before_any_work(
     assert not list(tmp_path.glob("out*"))
 
 
+def test_text_of_a_dictionary_is_text(encoder: TextEncoder, tmp_path: Path) -> None:
+    """Regression: a column that pandas holds as categories was said to hold no text; training reads it."""
+    table = pa.table({"id": list(range(50)), "s": pa.array(TEXTS).dictionary_encode()})
+    pq.write_table(table, tmp_path / "a.parquet")
+    encode_file(encoder, tmp_path / "a.parquet", tmp_path / "out.npy", progress=False)
+    close(np.load(tmp_path / "out.npy"), encoder.encode(TEXTS))
+
+
+def test_a_parquet_column_that_is_there_twice_is_refused(encoder: TextEncoder, tmp_path: Path) -> None:
+    """Regression: the first one was encoded."""
+    pq.write_table(pa.table([pa.array(["a"]), pa.array(["b"])], names=["s", "s"]), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: the schema names 's' more than once, in columns 1 and 2"):
+        encode_file(encoder, tmp_path / "a.parquet", tmp_path / "out.npy", progress=False)
+
+
 def test_names() -> None:
     assert parse_shard("2/8") == (2, 8)
     with pytest.raises(FileNotFoundError, match="no such file"):

@@ -11,6 +11,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from csekit.encoding.delimited import unique_names
 from csekit.encoding.text_files import (
     ROWS,
     CorpusError,
@@ -141,12 +142,15 @@ def _tell_full_disk(error: BaseException | None, cache: Path) -> None:
 
 
 def _check_parquet(path: Path) -> None:
-    """Raise CorpusError for a file that is not parquet or has no rows, which ``datasets`` says in other words."""
+    """Raise CorpusError for a file that is not parquet, has no rows or a column twice, which ``datasets`` says in other
+    words."""
     try:
-        rows = pq.read_metadata(path).num_rows
+        metadata = pq.read_metadata(path)
+        names = metadata.schema.to_arrow_schema().names
     except (pa.ArrowException, OSError) as error:
         raise CorpusError(f"{path}: not readable as parquet ({error})") from None
-    if not rows:
+    unique_names(names, path, what=": the schema")
+    if not metadata.num_rows:
         raise CorpusError(f"{path}: the file has no rows")
 
 

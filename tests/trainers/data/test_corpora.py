@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
@@ -260,6 +262,15 @@ def test_a_parquet_file_that_was_replaced_is_read_again(load, tmp_path):
         os.utime(tmp_path / "a.parquet", (1e9, 1e9))
         found.append(texts(load(tmp_path / "a.parquet")))
     assert found == [[[f"{word} {i}"] for i in range(3)] for word in ("earlier", "new")]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_parquet_column_that_is_there_twice_is_refused(load, tmp_path, streaming):
+    """Regression: a stream ended in the words of pyarrow, without the file."""
+    table = pa.table([pa.array(["a", "b"]), pa.array(["c", "d"])], names=["s", "s"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(CorpusError, match=r"a\.parquet: the schema names 's' more than once, in columns 1 and 2"):
+        load(tmp_path / "a.parquet", streaming=streaming)
 
 
 def test_several_files(write, load):
