@@ -142,8 +142,8 @@ def _tell_full_disk(error: BaseException | None, cache: Path) -> None:
 
 
 def _check_parquet(path: Path) -> None:
-    """Raise CorpusError for a file that is not parquet, has no rows or a column twice, which ``datasets`` says in other
-    words."""
+    """Raise CorpusError for a file that is not parquet, has no rows or a column twice, which ``datasets`` says in
+    other words."""
     try:
         metadata = pq.read_metadata(path)
         names = metadata.schema.to_arrow_schema().names

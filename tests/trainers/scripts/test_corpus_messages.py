@@ -71,8 +71,8 @@ def test_the_columns_of_pairs_and_triplets_are_told(beir: Path, small: Any, smal
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_late_bad_row_of_a_stream_is_one_line(workers: int, small_backbone: Path, tmp_path: Path) -> None:
-    """It was a TypeError of the tokenizer; from a worker of the data loader it was a traceback in one line. The exit code
-    was that of a command that was refused before it did any work."""
+    """It was a TypeError of the tokenizer; from a worker of the data loader it was a traceback in one line. The exit
+    code was that of a command that was refused before it did any work."""
     path = tmp_path / "late.jsonl"
     path.write_text('{"text": "a dog runs"}\n' * 10_000 + '{"text": "half \\ud83d a pair"}\n' * 9)
     words = ["--model_name_or_path", small_backbone, "--train_file", path, "--output_dir", tmp_path / "run", *FEW]
