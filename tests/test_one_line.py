@@ -288,6 +288,20 @@ def test_a_full_disk_under_an_output_names_path_and_space(tmp_path: Path, tiny_f
         assert np.load(tmp_path / output).any(axis=1).all()
 
 
+def test_a_full_disk_under_any_file_of_a_static_encoder(tmp_path: Path, tiny_folder: Path) -> None:
+    """Regression: a tokenizer that found no room ended in a traceback, also under csekit export and a training."""
+    words = ("distill-static", tiny_folder, "--pooling", "mean", "--dims", 16, "--no_progress", "-o", tmp_path / "out")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (10, 600, 1200, 3000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            found = run(*words)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert re.search(r"no space left on the disk, [\d,.]+ MB free", told(found))
+    assert run(*words).exit_code == 0
+
+
 # The files of a model's folder
 
 

@@ -50,3 +50,18 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
         draft.unlink(missing_ok=True)
         raise
     return count
+
+
+def make_parts(parts: Path) -> None:
+    """Make the folder of a call's finished parts, or take that of a killed call. Its ``settings.json`` comes first.
+
+    Raises:
+        FileExistsError: the folder holds something else, which the end of the call would delete.
+    """
+    parts.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.name for path in parts.iterdir() if not path.name.startswith(".settings.json."))
+    if others and "settings.json" not in others:
+        raise FileExistsError(
+            f"{parts} holds something else than parts of this command, {others[0]}: move it away, or choose another "
+            "name"
+        )

@@ -5,6 +5,7 @@ import json
 import logging
 import lzma
 import os
+import resource
 from pathlib import Path
 
 import datasets
@@ -17,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
+from csekit.encoding.text_files import Scan
 from csekit.trainers.data.corpora import CorpusError, load_corpus
 from csekit.trainers.data.datasets import EpochMixin, SentenceDataset, SetEpochCallback
 
@@ -271,6 +273,30 @@ def test_a_parquet_column_that_is_there_twice_is_refused(load, tmp_path, streami
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(CorpusError, match=r"a\.parquet: the schema names 's' more than once, in columns 1 and 2"):
         load(tmp_path / "a.parquet", streaming=streaming)
+
+
+@pytest.mark.parametrize("where", ["rows", "places"])
+def test_a_full_disk_under_the_cache(write, load, tmp_path, monkeypatch, where):
+    """Regression: numpy said nothing where the places of the distinct rows found no room. What it had written stayed
+    in the cache, and no later call could read the corpus."""
+    path = write("a.txt", "".join(f"{i % 300}\n" for i in range(3500)))
+    before, first_occurrences = resource.getrlimit(resource.RLIMIT_FSIZE), Scan.first_occurrences
+
+    def on_a_full_disk(scan):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        return first_occurrences(scan)
+
+    monkeypatch.setattr(Scan, "first_occurrences", on_a_full_disk)
+    if where == "rows":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"cache.csekit: no space left on the disk, [\d,.]+ MB free"):
+            load(path, deduplicate=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((tmp_path / "cache" / "csekit").iterdir())
+    monkeypatch.undo()
+    assert len(texts(load(path, deduplicate=True))) == 300
 
 
 def test_several_files(write, load):
