@@ -107,7 +107,7 @@ def test_a_kill_between_the_two_files_leaves_the_earlier_results_usable(tmp_path
             found = read_similarities(path)
             assert list(found) == ["STS12"]
             assert np.array_equal(found["STS12"][0], values()["STS12"][0].astype(np.float32))
-    with pytest.raises(ValueError, match="not the similarities of a.json"):  # of another run
+    with pytest.raises(ValueError, match=r"not the similarities of a\.json"):  # of another run
         read_similarities(path)
 
 
