@@ -174,7 +174,7 @@ def write_results(
         content["similarities"] = {
             "file": similarities_path(path).name,
             "sha256": hashlib.sha256(data).hexdigest(),
-            "tasks": {task: _digest(*both) for task, both in similarities.items()},
+            "digests": {task: _digest(*both) for task, both in similarities.items()},
         }
     text = json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
     write_together({**files, path: (text + "\n").encode("utf-8")})
@@ -213,7 +213,7 @@ def read_similarities(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarra
     beside = Path(path).parent / entry["file"]
     if not beside.is_file():
         raise FileNotFoundError(f"{beside}: no such file, {Path(path).name} refers to it")
-    data, digests = beside.read_bytes(), entry.get("tasks")
+    data, digests = beside.read_bytes(), entry.get("digests")
     newer = hashlib.sha256(data).hexdigest() != entry["sha256"]
     differs = f"{beside}: not the similarities of {Path(path).name}, its sha256 differs"
     if newer and not digests:

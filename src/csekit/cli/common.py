@@ -85,11 +85,11 @@ def check_results_output(path: Path) -> None:
 def identity(path: str, encoder: "TextEncoder") -> dict[str, Any]:
     """Describe the encoder of a path; two results files whose ``run`` holds the same are of the same encoder."""
     from csekit.encoding import checksum
-    from csekit.encoding.onnx import onnx_file
+    from csekit.encoding.onnx import graph_files, onnx_file
     from csekit.encoding.provenance import weights_of
 
     graph = onnx_file(path)
-    weights = weights_of(path) if graph is None else {graph.name: checksum(graph)}
+    weights = weights_of(path) if graph is None else {file.name: checksum(file) for file in graph_files(graph)}
     return {"encoder": encoder.describe(), "weights": weights}
 
 
