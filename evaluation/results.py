@@ -131,8 +131,15 @@ def check_replaceable(path: str | Path, run: Mapping[str, Any]) -> None:
         ValueError: the file is no results file.
     """
     path = Path(path)
-    if path.exists() and read_results(path).get("run") != plain(run, "results.run"):
+    if path.exists() and not same_run(read_results(path).get("run"), plain(run, "results.run")):
         raise _of_another_run(path)
+
+
+def same_run(old: Any, new: Any) -> bool:
+    """Tell whether two values of ``run`` are equal, but for the tokenizer, which files of earlier versions lack."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and "tokenizer" not in old:
+        new = {name: value for name, value in new.items() if name != "tokenizer"}
+    return bool(old == new)
 
 
 def _of_another_run(path: Path) -> FileExistsError:
@@ -164,8 +171,8 @@ def write_results(
     content = {**plain(results), "format": FORMAT}
     if path.exists() and not overwrite:
         old = read_results(path)
-        same_run = "run" in content and content["run"] == old.get("run")
-        if not same_run and {**old, "similarities": None} != {**content, "similarities": None}:
+        known = "run" in content and same_run(old.get("run"), content["run"])
+        if not known and {**old, "similarities": None} != {**content, "similarities": None}:
             raise _of_another_run(path)
     files: dict[Path, bytes] = {}
     if similarities is not None:

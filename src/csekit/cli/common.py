@@ -85,12 +85,18 @@ def check_results_output(path: Path) -> None:
 def identity(path: str, encoder: "TextEncoder") -> dict[str, Any]:
     """Describe the encoder of a path; two results files whose ``run`` holds the same are of the same encoder."""
     from csekit.encoding import checksum
+    from csekit.encoding.encoder import TextEncoder, tokenizer_digest
     from csekit.encoding.onnx import graph_files, onnx_file
     from csekit.encoding.provenance import weights_of
 
     graph = onnx_file(path)
     weights = weights_of(path) if graph is None else {file.name: checksum(file) for file in graph_files(graph)}
-    return {"encoder": encoder.describe(), "weights": weights}
+    inner = encoder  # whitened, ranked and cut embeddings have the tokenizer of the encoder inside
+    while isinstance(wrapped := getattr(inner, "encoder", None), TextEncoder):
+        inner = wrapped
+    digest = tokenizer_digest(inner)
+    tokenizer = {} if digest is None else {"tokenizer": digest}
+    return {"encoder": encoder.describe(), "weights": weights, **tokenizer}
 
 
 def at_least(option: str, value: int | float | None, low: float) -> None:
