@@ -136,9 +136,10 @@ def check_replaceable(path: str | Path, run: Mapping[str, Any]) -> None:
 
 
 def same_run(old: Any, new: Any) -> bool:
-    """Tell whether two values of ``run`` are equal, but for the tokenizer, which files of earlier versions lack."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and "tokenizer" not in old:
-        new = {name: value for name, value in new.items() if name != "tokenizer"}
+    """Tell whether two values of ``run`` are equal, but for the digests that files of earlier versions lack."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        later = {"tokenizer", "tensors"} - old.keys()
+        new = {name: value for name, value in new.items() if name not in later}
     return bool(old == new)
 
 

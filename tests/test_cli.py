@@ -190,6 +190,34 @@ def test_another_tokenizer_beside_the_same_weights_is_another_run(
     assert "tokenizer" in read_results(written)["run"]
 
 
+def test_other_weights_of_the_hub_are_another_run(
+    tmp_path: Path, tiny_folder: Path, tiny_bert: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: scores of a model that was changed on the Hub were added to those of the earlier one."""
+    snapshot, output = tmp_path / "hub" / "models--me--small" / "snapshots" / "0", tmp_path / "a.json"
+    shutil.copytree(tiny_folder, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name in ("one", "two", "three"):
+        (tmp_path / f"{name}.tsv").write_text(
+            "sentence1\tsentence2\tscore\na dog\ta cat\t1\nthe man\ta cat\t2\nred\ta dog\t3\n"
+        )
+    words = ("eval", "me/small", "--pooling", "mean", "--output", output, "--device", "cpu", "--no_progress")
+    for name in ("one", "two"):
+        found = run(*words, "--pairs", tmp_path / f"{name}.tsv")
+        assert found.exit_code == 0, found.output
+    next(tiny_bert.parameters()).data += 1
+    tiny_bert.save_pretrained(snapshot)
+    refused = run(*words, "--pairs", tmp_path / "three.tsv")
+    assert refused.exit_code == 2 and "holds the results of another run" in refused.output
+    content = json.loads(output.read_text())
+    del content["run"]["tensors"]  # an earlier version wrote none
+    output.write_text(json.dumps(content))
+    assert run(*words, "--pairs", tmp_path / "three.tsv").exit_code == 0
+
+
 def test_ranks_over_a_corpus(tmp_path: Path, tiny_folder: Path, small_data: Path) -> None:
     corpus, output = tmp_path / "corpus.txt", tmp_path / "ranks.json"
     corpus.write_text("a dog\nthe cat runs\nblue house\na red ball\nthe man\n")

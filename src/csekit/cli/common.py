@@ -85,7 +85,7 @@ def check_results_output(path: Path) -> None:
 def identity(path: str, encoder: "TextEncoder") -> dict[str, Any]:
     """Describe the encoder of a path; two results files whose ``run`` holds the same are of the same encoder."""
     from csekit.encoding import checksum
-    from csekit.encoding.encoder import TextEncoder, tokenizer_digest
+    from csekit.encoding.encoder import TextEncoder, tokenizer_digest, weights_digest
     from csekit.encoding.onnx import graph_files, onnx_file
     from csekit.encoding.provenance import weights_of
 
@@ -94,9 +94,11 @@ def identity(path: str, encoder: "TextEncoder") -> dict[str, Any]:
     inner = encoder  # whitened, ranked and cut embeddings have the tokenizer of the encoder inside
     while isinstance(wrapped := getattr(inner, "encoder", None), TextEncoder):
         inner = wrapped
-    digest = tokenizer_digest(inner)
-    tokenizer = {} if digest is None else {"tokenizer": digest}
-    return {"encoder": encoder.describe(), "weights": weights, **tokenizer}
+    digests = {"tokenizer": tokenizer_digest(inner)}
+    if not weights and hasattr(inner, "model"):  # of the Hub, which may give others under the same name tomorrow
+        digests["tensors"] = weights_digest(inner.model)
+    told = {name: digest for name, digest in digests.items() if digest is not None}
+    return {"encoder": encoder.describe(), "weights": weights, **told}
 
 
 def at_least(option: str, value: int | float | None, low: float) -> None:
