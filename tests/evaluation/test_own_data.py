@@ -169,3 +169,13 @@ def test_the_command_of_fig_5_is_the_one_of_the_documents_and_of_the_plan() -> N
     assert FIG_5 in (root / "docs" / "retrieval.md").read_text(encoding="utf-8")
     plan = yaml.safe_load((root / "experiments" / "plans" / "papers" / "msse.yaml").read_text(encoding="utf-8"))
     assert FIG_5 in plan["experiments"]["mteb"]["command"]
+
+
+def test_a_class_of_few_examples_is_named(tmp_path: Path) -> None:
+    """Regression: the message counted classes 0, 1 and 2, of which the files know nothing."""
+    rows = [f"text {i}\t{'news' if i % 2 else 'sport'}" for i in range(40)]
+    for name, more in (("train", ["text 40\tweather"]), ("test", [])):
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows, *more]) + "\n")
+    task = load_classification(tmp_path / "train.tsv", tmp_path / "test.tsv", name="own")
+    with pytest.raises(ValueError, match=r"own: .* of at least 10 examples, got .*'sport': 20, 'weather': 1}"):
+        evaluate_transfer(lambda texts: np.eye(len(texts), 4), [task])
