@@ -91,11 +91,14 @@ def _open_quote(lines: Sequence[str], delimiter: str) -> int | None:
     return opened
 
 
-def unique_names(header: Sequence[str], where: object, chosen: Iterable[str] | None = None) -> None:
+def unique_names(
+    header: Sequence[str], where: object, chosen: Iterable[str] | None = None, what: str = ", line 1: the header"
+) -> None:
     """Check that a header names each column once.
 
     Arguments:
         chosen: the columns that are read; None: all but those without a name.
+        what: what names the columns, for the message.
 
     Raises:
         CorpusError: a name twice.
@@ -103,4 +106,4 @@ def unique_names(header: Sequence[str], where: object, chosen: Iterable[str] | N
     for name in filter(None, header) if chosen is None else chosen:
         if header.count(name) > 1:
             places = " and ".join(str(i) for i, other in enumerate(header, 1) if other == name)
-            raise CorpusError(f"{where}, line 1: the header names {name!r} more than once, in columns {places}")
+            raise CorpusError(f"{where}{what} names {name!r} more than once, in columns {places}")

@@ -5,6 +5,7 @@ Shape suffixes: N texts, n texts of a chunk, b rows of a batch, L tokens, H embe
 
 import copy
 import hashlib
+import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
@@ -21,9 +22,18 @@ from csekit.encoding.chunks import evaluating as evaluating
 from csekit.encoding.chunks import token_batches as token_batches
 from csekit.encoding.fast_cpu import check_precision
 from csekit.encoding.workers import WorkerPool, check_workers, device_of
+from csekit.modeling.tokenization import tokenize
 
 #: Role of a text in retrieval to the names that a model's prompt for it may have; the first one wins.
 ROLE_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+#: Texts that show what a tokenizer does: letters and accents, white space, signs, numbers, other scripts, long words.
+PROBES = (
+    "The quick brown fox JUMPS over 13 lazy dogs, doesn't it?",
+    "  Café naïve, Ångström; Straße\tİstanbul\n(½ of x²) -- “quotes” … ",
+    "antidisestablishmentarianism internationalisation http://example.org/a_b?c=1,000.50 e-mail@example.org",
+    "Быстрая лиса; 敏捷的狐狸跳过懒狗。 すばやい狐 민첩한 여우 الثعلب السريع चतुर लोमड़ी 🦊",
+)
 
 #: What the evaluations accept: a function ``texts -> (N, H)``, or an object whose ``encode`` is one.
 Encoder = Any
@@ -311,6 +321,17 @@ def weights_digest(model: nn.Module) -> str:
             state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             state.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
+
+
+def tokenizer_digest(encoder: TextEncoder) -> str | None:
+    """Return the SHA-256 of a tokenizer's vocabulary and of the ids that it gives to ``PROBES``; None where it is not
+    one of Transformers."""
+    tokenizer = getattr(encoder, "tokenizer", None)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return None
+    ids = tokenize(tokenizer, PROBES, 10**6, encoder.prompt_template).input_ids
+    content = json.dumps([sorted(tokenizer.get_vocab().items()), ids])
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def vectors(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> Any:

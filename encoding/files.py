@@ -15,7 +15,8 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from csekit.encoding.chunks import NoTokensError
-from csekit.encoding.encoder import TextEncoder, first_not_finite, weights_digest
+from csekit.encoding.delimited import unique_names
+from csekit.encoding.encoder import TextEncoder, first_not_finite, tokenizer_digest, weights_digest
 from csekit.encoding.stores import (
     DTYPES,
     check_rows,
@@ -27,6 +28,7 @@ from csekit.encoding.stores import (
     output_kind,
     read_record,
     record_path,
+    shard_records,
     source_of,
     write_record,
 )
@@ -118,8 +120,11 @@ def text_column(path: Path, column: str | None = None) -> TextColumn:
             schema = pq.read_schema(path)
         except pa.ArrowException as error:
             raise CorpusError(f"{path}: not readable as parquet ({error})") from None
+        unique_names(schema.names, path, what=": the schema")
         texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-        available = {field.name: any(is_text(field.type) for is_text in texts) for field in schema}
+        kinds = {field.name: field.type for field in schema}
+        kinds |= {name: kind.value_type for name, kind in kinds.items() if pa.types.is_dictionary(kind)}
+        available = {name: any(is_text(kind) for is_text in texts) for name, kind in kinds.items()}
     else:
         available = file_columns(path)
     found = [name for name, holds_text in available.items() if holds_text]
@@ -225,11 +230,12 @@ def encode_file(
 
 
 def encoder_settings(encoder: TextEncoder) -> dict[str, Any]:
-    """Return what decides an encoder's vectors, as plain values: its description without its name, and its weights;
-    prompt, role and the digest of its modules' settings where it has one."""
+    """Return what decides an encoder's vectors, as plain values: its description without its name, and the digests of
+    its weights and tokenizer; prompt, role and the digest of its modules' settings where it has one."""
     settings = {**encoder.describe(), "lowercase": encoder.lowercase, "weights": weights_digest(encoder.model)}
     del settings["name"]  # the folder may be renamed
     further = {"prompt": encoder.prompt, "role": encoder.role, "modules": encoder.modules}
+    further["tokenizer"] = tokenizer_digest(encoder)
     return settings | {name: value for name, value in further.items() if value is not None}
 
 
@@ -269,6 +275,8 @@ def _go_on(
         sink.finish(record["done"])
     if record["done"] != total:
         raise ValueError(f"{source.path}: changed while it was read, from {total} rows to {record['done']}")
+    if form["kind"] == "parquet" and shard[1] == 1:
+        check_rows(target, total)
     record["complete"] = True
     write_record(path, record)
 
@@ -305,7 +313,8 @@ def _remembered(chunks: Iterator[list[str]], read: list[list[str]]) -> Iterator[
 def merge_shards(output: str | Path, keep: bool = False, tell: Callable[[str], object] = lambda line: None) -> Path:
     """Join the shards of ``output`` after a check that none is missing and all have the same input and settings.
 
-    Arrays are copied in blocks; parquet files stay where they are. The record of the whole is written last.
+    Arrays are copied in blocks; parquet files stay where they are. The record of the whole is written before the
+    shards are deleted; the same call goes on with this after a kill.
 
     Arguments:
         keep: do not delete the shards of an array.
@@ -321,6 +330,10 @@ def merge_shards(output: str | Path, keep: bool = False, tell: Callable[[str], o
     """
     output = Path(output)
     kind = output_kind(output)
+    if left := _left_of_shards(output, kind):
+        for file in left:
+            file.unlink(missing_ok=True)
+        return output
     records: Sequence[tuple[Path, dict[str, Any]]] = check_shards(output, kind)
     tell(f"{len(records)} shards, {sum(record['done'] for _, record in records):,} rows")
     whole = {**records[0][1], "done": 0, "truncated": sum(record["truncated"] for _, record in records)}
@@ -346,3 +359,21 @@ def merge_shards(output: str | Path, keep: bool = False, tell: Callable[[str], o
             shard_path(output, (place["index"], place["of"])).unlink()
         path.unlink()
     return output
+
+
+def _left_of_shards(output: Path, kind: str) -> list[Path]:
+    """Return what a merge that was killed behind its last record did not delete: some of the shards, not all."""
+    path = record_path(output, (1, 1))
+    if not path.is_file() or not output.exists() or not (whole := load_record(path))["complete"]:
+        return []
+    left: list[Path] = []
+    pieces = 0
+    for place in shard_records(output, kind):
+        record = load_record(place)
+        settings = {**record["settings"], "shard": whole["settings"]["shard"]}
+        if not record["complete"] or first_difference(whole["settings"], settings) is not None:
+            return []
+        array = [place.with_name(place.name.removesuffix(".json"))] if kind == "npy" else []
+        pieces = record["settings"]["shard"]["of"] * (1 + len(array))
+        left += [file for file in (*array, place) if file.is_file()]
+    return left if len(left) < pieces else []

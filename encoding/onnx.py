@@ -3,7 +3,7 @@
 Shape suffixes: b rows of a batch, L tokens, H embedding size.
 """
 
-import hashlib
+import glob
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from csekit.encoding.folders import (
 )
 from csekit.encoding.pooled import PooledOutput
 from csekit.encoding.pretrained import load_tokenizer
+from csekit.encoding.text_files import sha256
 from csekit.modeling.pooling import pool
 from csekit.modeling.tokenization import own_template
 
@@ -41,6 +42,12 @@ def onnx_file(path: str | Path) -> Path | None:
     weights = [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]
     file = path / ONNX_FOLDER / ONNX_FILE
     return file if file.is_file() and not weights else None
+
+
+def graph_files(file: Path) -> list[Path]:
+    """Return the files of a graph: itself, and beside it those with its weights if they have a file of their own
+    (``model.onnx_data``, ``model.onnx.data``)."""
+    return [file, *sorted(path for path in file.parent.glob(f"{glob.escape(file.name)}[._]*") if path.is_file())]
 
 
 class ONNXModel(nn.Module):
@@ -68,8 +75,7 @@ class ONNXModel(nn.Module):
         if pooling == "lasttoken":
             self.pooling, self.mask_offset = "mask", -1
         self.head = head or nn.Identity()
-        with file.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").digest()
+        digest = bytes.fromhex(sha256(graph_files(file)))
         self.register_buffer("digest", torch.tensor(list(digest), dtype=torch.uint8))  # for ``weights_digest``
         self._session: Any = None
         self.outputs = [output.name for output in self.session.get_outputs()]

@@ -3,6 +3,7 @@
 import errno
 import glob
 import hashlib
+import io
 import json
 import os
 import platform
@@ -17,6 +18,8 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import csekit
 
@@ -208,3 +211,11 @@ def _is_left(draft: Path) -> bool:
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, whole or not at all."""
     write_atomically(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8"))
+
+
+def array_bytes(array: np.ndarray) -> bytes:
+    """Return an array as the content of a ``.npy`` file. ``numpy.save`` to a file says nothing where a full disk takes
+    only the beginning."""
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()

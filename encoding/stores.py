@@ -6,6 +6,7 @@ most one chunk behind; that chunk is written again in the same place.
 
 import glob
 import json
+import math
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import numpy as np
 from csekit.encoding.json_files import read_json
 from csekit.encoding.provenance import write_atomically
 from csekit.encoding.schema import Count, Schema, check_schema
+from csekit.modeling.drafts import full_disk_told
 
 DTYPES = ("float32", "float16")
 _VERSION = 1
@@ -159,7 +161,8 @@ def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 def comparable(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return an encoder's settings without what a record of an earlier version does not hold."""
-    return {name: value for name, value in settings.items() if name != "modules" or name in recorded}
+    later = ("modules", "tokenizer", "lowercase")
+    return {name: value for name, value in settings.items() if name not in later or name in recorded}
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -189,9 +192,9 @@ class ArraySink:
         self.file: Any = open(path, "r+b" if done else "w+b")  # noqa: SIM115
         self.offset = 0
         if done:
-            self._read_header()
+            self._read_header(done)
 
-    def _read_header(self) -> None:
+    def _read_header(self, done: int) -> None:
         try:
             np.lib.format.read_magic(self.file)
             shape, _, _ = np.lib.format.read_array_header_1_0(self.file)
@@ -200,6 +203,8 @@ class ArraySink:
         if shape[:1] != (self.rows,):
             raise ValueError(f"{self.file.name}: has shape {shape}, {self.rows} rows are wanted: say overwrite")
         self.offset = self.file.tell()
+        if os.fstat(self.file.fileno()).st_size < self.offset + done * math.prod(shape[1:]) * self.dtype.itemsize:
+            raise ValueError(f"{self.file.name}: holds fewer than the {done} rows of its record: say overwrite")
 
     def write(self, row: int, texts: Sequence[str], rows_nH: np.ndarray) -> None:
         rows = np.ascontiguousarray(rows_nH, dtype=self.dtype)
@@ -254,6 +259,9 @@ def open_sink(
 
     Where none is, the files of an earlier encoding in a parquet folder are deleted. The shard's record must be there
     by then: after a kill it says that the folder is unfinished, and the same call deletes the rest.
+
+    Raises:
+        DiskFullError: the disk is full. What the record counts stays.
     """
     if kind == "parquet":
         sink = ParquetSink(target, dtype, start)
@@ -263,11 +271,12 @@ def open_sink(
         yield sink
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    array = ArraySink(target, dtype, rows, done)
-    try:
-        yield array
-    finally:
-        array.file.close()
+    with full_disk_told(target):
+        array = ArraySink(target, dtype, rows, done)
+        try:
+            yield array
+        finally:
+            array.file.close()
 
 
 def _other_files(folder: Path, place: _Shard) -> list[Path]:
@@ -300,6 +309,15 @@ def row_files(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(first), path) for path, first in files.items() if re.fullmatch("[0-9]{1,18}", first))
 
 
+def shard_records(output: Path, kind: str) -> list[Path]:
+    """Return the files of the records of shards that are there."""
+    if kind == "parquet":
+        return sorted(output.glob("_encode.*-of-*.json"))
+    form = re.compile(re.escape(output.stem) + r"\.[0-9]+-of-[0-9]+\.npy\.json")  # not those of OUT.v2.npy
+    files = output.parent.glob(f"{glob.escape(output.stem)}.*-of-*.npy.json")
+    return sorted(path for path in files if form.fullmatch(path.name))
+
+
 def check_shards(output: Path, kind: str) -> list[tuple[Path, dict[str, Any]]]:
     """Return the records of all shards in order.
 
@@ -307,12 +325,7 @@ def check_shards(output: Path, kind: str) -> list[tuple[Path, dict[str, Any]]]:
         FileNotFoundError: there is no shard, or one is missing.
         ValueError: a shard is not complete, or has another input or other settings.
     """
-    if kind == "npy":
-        form = re.compile(re.escape(output.stem) + r"\.[0-9]+-of-[0-9]+\.npy\.json")  # not those of OUT.v2.npy
-        files = output.parent.glob(f"{glob.escape(output.stem)}.*-of-*.npy.json")
-        found = sorted(path for path in files if form.fullmatch(path.name))
-    else:
-        found = sorted(output.glob("_encode.*-of-*.json"))
+    found = shard_records(output, kind)
     if not found:
         raise FileNotFoundError(f"{output}: no shard of it is there")
     records = {path: load_record(path) for path in found}
@@ -371,9 +384,10 @@ def join_arrays(output: Path, parts: Sequence[Path], rows: int) -> None:
         found = sum(map(len, arrays))
         raise ValueError(f"{output}: {len(arrays)} of {len(parts)} shards with {found} of {rows} rows are there")
     draft = output.with_name(output.name + ".partial")
+    draft.unlink(missing_ok=True)  # of a merge that was killed
     if shutil.disk_usage(output.parent).free < sum(array.nbytes for array in arrays):
         raise OSError(f"{output.parent}: too little space on the disk for {output.name}")
-    with open(draft, "wb") as file:
+    with full_disk_told(output), open(draft, "wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(arrays[0].dtype), "fortran_order": False}
         np.lib.format.write_array_header_1_0(file, {**header, "shape": (rows, arrays[0].shape[1])})
         for array in arrays:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from csekit.encoding.encoder import Encoder, TextEncoder, embed, weights_digest
+from csekit.encoding.encoder import Encoder, TextEncoder, embed, tokenizer_digest, weights_digest
 from csekit.evaluation.pairs import read_lines
 from csekit.evaluation.retrieval import in_role, own_similarity
 from csekit.evaluation.retrieval_data import Collection, load_beir
@@ -135,12 +135,13 @@ class MTEBEncoder:
 
 
 def fingerprint(encoder: TextEncoder) -> str:
-    """Return the sha256 of an encoder's weights and of the settings that change its embeddings."""
+    """Return the sha256 of an encoder's weights, its tokenizer and the settings that change its embeddings."""
     inner = encoder  # whitened, ranked and cut embeddings are those of another encoder
     while isinstance(wrapped := getattr(inner, "encoder", None), TextEncoder):
         inner = wrapped
     settings = {**encoder.describe(), "lowercase": inner.lowercase}
-    content = json.dumps({**settings, "weights": weights_digest(inner.model)}, sort_keys=True)
+    digests = {"weights": weights_digest(inner.model), "tokenizer": tokenizer_digest(inner)}
+    content = json.dumps({**settings, **digests}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

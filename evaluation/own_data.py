@@ -103,7 +103,7 @@ def load_classification(
                 raise ValueError(f"{where}, field label: must be a label of {Path(train).name}, got {label!r}")
         labels = np.array([classes[label] for _, label, _ in found], dtype=np.int64)
         splits[side] = Split(tuple(zip(*(texts for texts, _, _ in found), strict=True)), labels)
-    return TransferTask(name or classification_name(train), splits)
+    return TransferTask(name or classification_name(train), splits, tuple(classes))
 
 
 def classification_name(train: str | Path) -> str:

@@ -57,7 +57,7 @@ def normal(text: str) -> str:
 
 
 def read_lines(path: str | Path, encoding: str = "utf-8-sig") -> list[str]:
-    """Read the lines of a UTF-8 file without line ends (LF or CRLF), byte order mark and last empty line.
+    """Read the lines of a UTF-8 file without line ends (LF, CRLF or CR), byte order mark and last empty line.
 
     Arguments:
         encoding: another encoding, such as ``latin-1``, in which any byte is a character.
@@ -77,7 +77,8 @@ def read_lines(path: str | Path, encoding: str = "utf-8-sig") -> list[str]:
         raise ValueError(
             f"{path}, line {line}: must be UTF-8, got the byte 0x{data[error.start]:02X} at offset {error.start}"
         ) from error
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    end = "\n" if "\n" in text else "\r"  # a lone CR beside LF is part of a line
+    lines = [line.removesuffix("\r") for line in text.split(end)]
     return lines[:-1] if lines and not lines[-1] else lines
 
 

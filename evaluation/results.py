@@ -112,6 +112,12 @@ def unpack_similarities(data: bytes) -> dict[str, tuple[np.ndarray, np.ndarray]]
     return {str(task): (similarities[part], gold[part]) for task, part in tasks}
 
 
+def _digest(similarities: np.ndarray, gold: np.ndarray) -> str:
+    """Return a digest of one task's similarities, as they are stored, and gold scores."""
+    parts = np.asarray(similarities, dtype="<f4"), np.asarray(gold, dtype="<f8")
+    return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:32]
+
+
 def similarities_path(path: str | Path) -> Path:
     """Return the path of ``NAME.similarities.npz`` beside ``NAME.json``."""
     return Path(path).with_suffix(".similarities.npz")
@@ -125,8 +131,16 @@ def check_replaceable(path: str | Path, run: Mapping[str, Any]) -> None:
         ValueError: the file is no results file.
     """
     path = Path(path)
-    if path.exists() and read_results(path).get("run") != plain(run, "results.run"):
+    if path.exists() and not same_run(read_results(path).get("run"), plain(run, "results.run")):
         raise _of_another_run(path)
+
+
+def same_run(old: Any, new: Any) -> bool:
+    """Tell whether two values of ``run`` are equal, but for the digests that files of earlier versions lack."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        later = {"tokenizer", "tensors"} - old.keys()
+        new = {name: value for name, value in new.items() if name not in later}
+    return bool(old == new)
 
 
 def _of_another_run(path: Path) -> FileExistsError:
@@ -158,8 +172,8 @@ def write_results(
     content = {**plain(results), "format": FORMAT}
     if path.exists() and not overwrite:
         old = read_results(path)
-        same_run = "run" in content and content["run"] == old.get("run")
-        if not same_run and {**old, "similarities": None} != {**content, "similarities": None}:
+        known = "run" in content and same_run(old.get("run"), content["run"])
+        if not known and {**old, "similarities": None} != {**content, "similarities": None}:
             raise _of_another_run(path)
     files: dict[Path, bytes] = {}
     if similarities is not None:
@@ -168,6 +182,7 @@ def write_results(
         content["similarities"] = {
             "file": similarities_path(path).name,
             "sha256": hashlib.sha256(data).hexdigest(),
+            "digests": {task: _digest(*both) for task, both in similarities.items()},
         }
     text = json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
     write_together({**files, path: (text + "\n").encode("utf-8")})
@@ -206,13 +221,20 @@ def read_similarities(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarra
     beside = Path(path).parent / entry["file"]
     if not beside.is_file():
         raise FileNotFoundError(f"{beside}: no such file, {Path(path).name} refers to it")
-    data = beside.read_bytes()
-    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise ValueError(f"{beside}: not the similarities of {Path(path).name}, its sha256 differs")
+    data, digests = beside.read_bytes(), entry.get("digests")
+    newer = hashlib.sha256(data).hexdigest() != entry["sha256"]
+    differs = f"{beside}: not the similarities of {Path(path).name}, its sha256 differs"
+    if newer and not digests:
+        raise ValueError(differs)
     try:
-        return unpack_similarities(data)
+        found = unpack_similarities(data)
     except (KeyError, ValueError, IndexError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{beside}: holds no similarities: {error!r:.200}") from error
+    if newer:  # a writer that added a task was killed before it replaced the results
+        if {task: _digest(*found[task]) for task in digests if task in found} != digests:
+            raise ValueError(differs)
+        return {task: found[task] for task in digests}
+    return found
 
 
 def added_setting(content: Mapping[str, Any], folder: Path | None) -> str | None:

@@ -123,6 +123,7 @@ class _Suite(Schema):
 class _Similarities(Schema):
     file: BareName
     sha256: str
+    digests: dict[str, str] | None = None
 
 
 def _encoder(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ CQADUPSTACK = (
     "webmasters",
     "wordpress",
 )
+
+
+#: trec_eval's memory and time grow with the highest grade.
+HIGHEST_GRADE = 10_000
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise ValueError(
                     f"{path}, line {number}: must be UTF-8, got the byte 0x{line[error.start]:02X}"
                 ) from error
-            except json.JSONDecodeError as error:
+            except (RecursionError, ValueError) as error:  # not JSON, nested too deeply, a number of too many digits
                 raise ValueError(f"{path}, line {number}: must be a JSON object, got {_short(line)}") from error
             if not isinstance(record, dict):
                 raise ValueError(f"{path}, line {number}: must be a JSON object, got {_short(line)}")
@@ -116,6 +121,8 @@ def _texts(path: Path, titles: bool) -> dict[str, str]:
     for number, record in _records(path):
         where = f"{path}, line {number}"
         key = _field(record, "_id", where)
+        if "\0" in key:
+            raise ValueError(f"{where}, field _id: must not hold the character U+0000, which ends an id in trec_eval")
         if key in found:
             raise ValueError(f"{where}, field _id: must be given once, got {key!r} again")
         text = _field(record, "text", where, empty=titles)
@@ -149,10 +156,11 @@ def _qrels(path: Path, documents: dict[str, str], queries: dict[str, str], missi
         query, document, score = (field.strip() for field in fields)
         if number == 1 and score == "score":
             continue
-        try:
-            grade = int(score)
-        except ValueError:
-            raise ValueError(f"{where}, field score: must be a whole number, got {score!r}") from None
+        if not re.fullmatch("[+-]?[0-9]+", score):
+            raise ValueError(f"{where}, field score: must be a whole number, got {score!r:.80}")
+        grade = int(score[:20])
+        if grade > HIGHEST_GRADE:
+            raise ValueError(f"{where}, field score: must be at most {HIGHEST_GRADE:,}, got {score:.80}")
         if query not in queries:
             raise ValueError(f"{where}, field query-id: must be the _id of a query, got {query!r}")
         if document not in documents and not missing:
@@ -195,7 +203,7 @@ def load_beir(folder: str | Path, split: str = "test", *, allow_missing: bool = 
     Raises:
         FileNotFoundError: a file, or a part of CQADupStack, is missing.
         ValueError: names file, line and field: not UTF-8, not JSON, a field that is missing or no string, an id given
-            twice, a grade that is no whole number, a judgement about an unknown query or document.
+            twice, a grade that is no whole number or above 10,000, a judgement about an unknown query or document.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():

@@ -14,6 +14,9 @@ from csekit.encoding.folders import SIMILARITIES
 from csekit.encoding.stored import StoredEmbeddings
 from csekit.evaluation.search import search_blocks
 
+#: Rows that faiss is asked for beyond those that are wanted: its float32 does not give equal rows equal scores, and it
+#: does not choose among them by their place. Scores within ``NEAR``, relative to the largest possible, may be equal.
+MORE, NEAR = 64, 1e-5
 #: Ways to search: our own blocks, or a flat index of faiss, which holds all vectors in memory as float32.
 INDEXES = ("exact", "faiss")
 
@@ -93,9 +96,35 @@ def _with_faiss(
         return rows
 
     flat = (faiss.IndexFlatL2 if euclidean else faiss.IndexFlatIP)(queries_QH.shape[1])
+    longest = 0.0
     for block in blocks:
-        flat.add(prepared(block))
-    scores, rows = flat.search(prepared(queries_QH), min(top_k, flat.ntotal))
-    scores = -np.sqrt(np.maximum(scores, 0)) if euclidean else scores
-    order = np.lexsort((rows, -scores), axis=1)
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+        flat.add(rows := prepared(block))
+        longest = max(longest, float(np.linalg.norm(rows, axis=1).max()))
+    queries, wanted = prepared(queries_QH), min(top_k, flat.ntotal)
+    lengths_Q = np.linalg.norm(queries, axis=1)
+    near_Q = NEAR * ((lengths_Q + longest) ** 2 if euclidean else lengths_Q * longest)
+    open_Q, tried = np.arange(len(queries)), min(wanted + MORE, flat.ntotal)
+    scores_Qk = np.empty((len(queries), wanted), dtype=np.float32)
+    rows_Qk = np.empty((len(queries), wanted), dtype=np.int64)
+    while len(open_Q):  # queries whose last answers may be as close as rows that faiss left out
+        far, rows = flat.search(queries[open_Q], tried)
+        gap = np.abs(far[:, wanted - 1] - far[:, -1])
+        sure = (gap > near_Q[open_Q]) | (tried == flat.ntotal)
+        for query, own in zip(open_Q[sure], rows[sure], strict=True):
+            scores = _exactly(queries[query], flat.reconstruct_batch(own), similarity)
+            order = np.lexsort((own, -scores))[:wanted]
+            scores_Qk[query], rows_Qk[query] = scores[order], own[order]
+        open_Q, tried = open_Q[~sure], min(2 * tried, flat.ntotal)
+    return scores_Qk, rows_Qk
+
+
+def _exactly(query_H: np.ndarray, rows_kH: np.ndarray, similarity: str) -> np.ndarray:
+    """Return the similarities (k,), computed in float64 and rounded to float32, so that equal rows tie."""
+    query, rows = query_H.astype(np.float64), rows_kH.astype(np.float64)
+    if similarity == "euclidean":
+        return -np.linalg.norm(rows - query, axis=1).astype(np.float32)
+    exact = np.einsum("kh,h->k", rows, query)
+    if similarity == "cosine":  # of rows that were scaled in float32
+        lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(query)
+        exact /= np.maximum(lengths, np.finfo(np.float64).tiny)
+    return exact.astype(np.float32) + np.float32(0)  # + 0 turns -0 into 0

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from csekit.encoding.provenance import environment
-from csekit.evaluation.results import plain, read_results, read_similarities, write_results
+from csekit.evaluation.results import plain, read_results, read_similarities, same_run, write_results
 
 
 class SuiteResults:
@@ -51,7 +51,7 @@ class SuiteResults:
 
     def _resume(self, run: Mapping[str, Any]) -> None:
         old = read_results(self.path)
-        if old.get("run") != plain(run):
+        if not same_run(old.get("run"), plain(run)):
             raise FileExistsError(f"{self.path}: holds the results of another run; choose another name or --overwrite")
         for key, settings in self.settings.items():
             held = ((old.get("suites") or {}).get(key) or {}).get("settings")

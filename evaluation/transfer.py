@@ -166,7 +166,8 @@ def _check_classes(task: TransferTask, folds: int) -> None:
     first = next(iter(task.splits.values()))
     classes, counts = np.unique(first.labels, return_counts=True)
     if len(classes) < 2 or counts.min() < folds:
-        found = dict(zip(classes.tolist(), counts.tolist(), strict=True))
+        names = [task.labels[i] if task.labels else i for i in classes.tolist()]
+        found = dict(zip(names, counts.tolist(), strict=True))
         raise ValueError(f"{task.name}: training needs two or more classes of at least {folds} examples, got {found}")
     for name, split in task.splits.items():
         if strange := sorted(set(split.labels.tolist()) - set(classes.tolist())):

@@ -55,10 +55,12 @@ class TransferTask:
     Arguments:
         name: name of the task.
         splits: ``all`` alone (cross-validated), ``train`` and ``test``, or ``train``, ``dev`` and ``test``.
+        labels: names of the classes, for messages; empty: their numbers.
     """
 
     name: str
     splits: dict[str, Split]
+    labels: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return sum(map(len, self.splits.values()))

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}\.(?P<kind>draft|old)")
 _FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
-# safetensors and torch raise errors of their own, without an errno
+# safetensors, tokenizers and torch raise errors of their own, without an errno
 _FULL_WORDS = re.compile(
     "PytorchStreamWriter|inline_container|No space left|"
     + "|".join(rf"os error {number}\b" for number in sorted(_FULL))
@@ -42,7 +42,10 @@ def full_disk_told(path: Path) -> Iterator[None]:
         yield
     except DiskFullError:
         raise
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except Exception as error:
+        own = isinstance(error, OSError | RuntimeError | SafetensorError) or type(error) is Exception  # of tokenizers
+        if not own:
+            raise
         full = error.errno in _FULL if isinstance(error, OSError) and error.errno else _FULL_WORDS.search(str(error))
         if not full:
             raise

@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 import subprocess
@@ -161,6 +162,60 @@ def test_encoders_whose_weights_lie_in_training_do_not_mix(tmp_path: Path, tiny_
         assert found.exit_code == status, found.output
     assert "holds the results of another run" in " ".join(found.output.split())
     assert list(read_results(output)["run"]["weights"]) == ["training/model.safetensors"]
+
+
+@pytest.mark.parametrize("more", [(), ("--whiten", "task"), ("--truncate_dim", "8")])
+def test_another_tokenizer_beside_the_same_weights_is_another_run(
+    tmp_path: Path, tiny_folder: Path, more: tuple[str, ...]
+) -> None:
+    """Regression: scores of a folder whose tokenizer was changed were added to those of the earlier one."""
+    output, file = tmp_path / "a.json", tiny_folder / "tokenizer.json"
+    written = tmp_path / ("a-8.json" if "8" in more else "a.json")
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.tsv").write_text(
+            "sentence1\tsentence2\tscore\na dog\ta cat\t1\nthe man\ta cat\t2\nred\ta dog\t3\n"
+        )
+    words = ("eval", tiny_folder, "--pooling", "mean", "--output", output, "--device", "cpu", "--no_progress", *more)
+    assert run(*words, "--pairs", tmp_path / "one.tsv").exit_code == 0
+    content = json.loads(written.read_text())
+    vocabulary = json.loads(file.read_text())
+    words_of = vocabulary["model"]["vocab"]
+    words_of["dog"], words_of["cat"] = words_of["cat"], words_of["dog"]
+    file.write_text(json.dumps(vocabulary))
+    refused = run(*words, "--pairs", tmp_path / "two.tsv")
+    assert refused.exit_code == 2 and "holds the results of another run" in refused.output
+    del content["run"]["tokenizer"]  # an earlier version wrote none
+    written.write_text(json.dumps(content))
+    assert run(*words, "--pairs", tmp_path / "two.tsv").exit_code == 0
+    assert "tokenizer" in read_results(written)["run"]
+
+
+def test_other_weights_of_the_hub_are_another_run(
+    tmp_path: Path, tiny_folder: Path, tiny_bert: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: scores of a model that was changed on the Hub were added to those of the earlier one."""
+    snapshot, output = tmp_path / "hub" / "models--me--small" / "snapshots" / "0", tmp_path / "a.json"
+    shutil.copytree(tiny_folder, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name in ("one", "two", "three"):
+        (tmp_path / f"{name}.tsv").write_text(
+            "sentence1\tsentence2\tscore\na dog\ta cat\t1\nthe man\ta cat\t2\nred\ta dog\t3\n"
+        )
+    words = ("eval", "me/small", "--pooling", "mean", "--output", output, "--device", "cpu", "--no_progress")
+    for name in ("one", "two"):
+        found = run(*words, "--pairs", tmp_path / f"{name}.tsv")
+        assert found.exit_code == 0, found.output
+    next(tiny_bert.parameters()).data += 1
+    tiny_bert.save_pretrained(snapshot)
+    refused = run(*words, "--pairs", tmp_path / "three.tsv")
+    assert refused.exit_code == 2 and "holds the results of another run" in refused.output
+    content = json.loads(output.read_text())
+    del content["run"]["tensors"]  # an earlier version wrote none
+    output.write_text(json.dumps(content))
+    assert run(*words, "--pairs", tmp_path / "three.tsv").exit_code == 0
 
 
 def test_ranks_over_a_corpus(tmp_path: Path, tiny_folder: Path, small_data: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import resource
 import signal
 import threading
@@ -265,6 +266,40 @@ def test_a_full_disk_of_the_cache_of_datasets(tmp_path: Path, tiny_folder: Path,
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "cache: no space left on the disk" in told(found)
+
+
+@pytest.mark.parametrize("output", ["out.npy", "pairs.csv", "pairs.jsonl"])
+def test_a_full_disk_under_an_output_names_path_and_space(tmp_path: Path, tiny_folder: Path, output: str) -> None:
+    """Regression: the line was the system's, "No space left on device", without a path."""
+    texts, documents = tmp_path / "texts.txt", tmp_path / "documents.jsonl"
+    texts.write_text("a dog\n" * 500)
+    documents.write_text(json.dumps({"text": "the red dog runs\n" * 2000}) + "\n")
+    encode = ("encode", texts, "--model", tiny_folder, "--pooling", "mean", "--device", "cpu", "--no_progress")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        found = run(*(encode if output == "out.npy" else ("pairs", documents)), "-o", tmp_path / output)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert re.search(rf"{output}: no space left on the disk, [\d,.]+ MB free", told(found))
+    assert not (tmp_path / output).exists()
+    if output == "out.npy":  # the same command goes on
+        assert run(*encode, "-o", tmp_path / output).exit_code == 0
+        assert np.load(tmp_path / output).any(axis=1).all()
+
+
+def test_a_full_disk_under_any_file_of_a_static_encoder(tmp_path: Path, tiny_folder: Path) -> None:
+    """Regression: a tokenizer that found no room ended in a traceback, also under csekit export and a training."""
+    words = ("distill-static", tiny_folder, "--pooling", "mean", "--dims", 16, "--no_progress", "-o", tmp_path / "out")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (10, 600, 1200, 3000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            found = run(*words)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert re.search(r"no space left on the disk, [\d,.]+ MB free", told(found))
+    assert run(*words).exit_code == 0
 
 
 # The files of a model's folder

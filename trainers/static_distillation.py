@@ -8,6 +8,7 @@ Shape suffixes: T ordinary tokens, V tokens of the vocabulary, D size of the tea
 
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,12 +23,14 @@ from tqdm.auto import tqdm
 
 from csekit.encoding.chunks import TokenizedChunk, embed_chunk
 from csekit.encoding.encoder import TextEncoder, weights_digest
-from csekit.encoding.provenance import write_json
+from csekit.encoding.provenance import array_bytes, write_atomically, write_json
 from csekit.encoding.sentence_transformer import SentenceTransformerEncoder
 from csekit.modeling.drafts import is_unfinished, whole_files
 from csekit.modeling.settings import check_number
 from csekit.modeling.tokenization import sentence_frame
 
+#: What token_vectors writes, and the drafts of it.
+_PART = re.compile(r"\.?([0-9]{9}|settings)\..*")
 #: Tokens that are encoded and kept on disk at a time, and the files of a static encoder.
 BLOCK = 4096
 FILES = ("modules.json", "config_sentence_transformers.json", "tokenizer.json", "model.safetensors", "1_Normalize",
@@ -75,14 +78,21 @@ def token_vectors(encoder: TextEncoder, tokens: list[int], parts: Path, progress
 
     Raises:
         ValueError: ``parts`` holds the vectors of another encoder.
+        FileExistsError: ``parts`` holds something else.
     """
     digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
     made = json.loads(json.dumps({**encoder.describe(), "weights": weights_digest(encoder.model), "tokens": digest}))
     settings = parts / "settings.json"
     if settings.exists() and json.loads(settings.read_text(encoding="utf-8")) != made:
         raise ValueError(f"{parts} holds the vectors of another encoder: delete it to start again")
-    if not settings.exists():
-        shutil.rmtree(parts, ignore_errors=True)  # blocks without settings are of any encoder
+    if not settings.exists() and parts.exists():
+        strange = [path for path in sorted(parts.iterdir()) if not _PART.fullmatch(path.name)]
+        if strange:
+            raise FileExistsError(
+                f"{parts} holds something else than parts of a static encoder, {strange[0].name}: move it away, or "
+                "choose another name"
+            )
+        shutil.rmtree(parts)  # blocks without settings are of any encoder
     parts.mkdir(parents=True, exist_ok=True)
     write_json(settings, made)
     found = []
@@ -90,9 +100,7 @@ def token_vectors(encoder: TextEncoder, tokens: list[int], parts: Path, progress
         for start in range(0, len(tokens), BLOCK):
             own, path = tokens[start : start + BLOCK], parts / f"{start:09d}.npy"
             if not path.exists():
-                with path.with_suffix(".draft").open("wb") as draft:
-                    np.save(draft, _alone(encoder, own))
-                path.with_suffix(".draft").rename(path)
+                write_atomically(path, array_bytes(_alone(encoder, own)))
             found.append(np.load(path))
             bar.update(len(own))
     return np.concatenate(found)

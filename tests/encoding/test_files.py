@@ -7,8 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,7 @@ from csekit.cli import main
 from csekit.encoding import encode_file, load_encoder, merge_shards, open_embeddings
 from csekit.encoding import stores as embedding_files
 from csekit.encoding.encoder import TextEncoder
-from csekit.encoding.files import parse_shard, text_column
+from csekit.encoding.files import encoder_settings, parse_shard, text_column
 
 WORDS = ["the", "man", "dog", "cat", "plays", "runs", "red", "ball", "house", "tree"]
 TEXTS = [" ".join(WORDS[(i * k) % 10] for k in range(1, 2 + i % 7)) for i in range(50)]
@@ -200,6 +203,102 @@ def test_shards_make_the_whole(encoder: TextEncoder, lines: Path, tmp_path: Path
     assert seen["complete"]
 
 
+def stopped_after(encoder: TextEncoder, chunks: int, call: Callable[[], object]) -> None:
+    """Run ``call``, in which the encoder is interrupted behind some chunks."""
+    encode_chunks = encoder.encode_chunks
+
+    def some(*arguments: Any) -> Iterator[Any]:
+        yield from islice(encode_chunks(*arguments), chunks)
+        raise KeyboardInterrupt
+
+    encoder.encode_chunks = some  # type: ignore[method-assign, assignment]
+    try:
+        call()
+    finally:
+        del encoder.encode_chunks
+
+
+@pytest.mark.parametrize("suffix", ["npy", "parquet"])
+@pytest.mark.parametrize("deleted", [0, 1, 2, 3])
+def test_a_merge_killed_while_it_deletes_the_shards_goes_on(
+    encoder: TextEncoder, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, deleted: int
+) -> None:
+    """Regression: the same command said that a shard was missing, and left the others for good."""
+    out, left = tmp_path / f"out.{suffix}", deleted
+    for i in (1, 2, 3):
+        encode_file(encoder, lines, out, shard=f"{i}/3", progress=False)
+    unlink = Path.unlink
+
+    def until_killed(path: Path, missing_ok: bool = False) -> None:
+        nonlocal left
+        if "-of-" in path.name:
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", until_killed)
+    with suppress(KeyboardInterrupt):
+        merge_shards(out)
+    monkeypatch.undo()
+    whole = open_embeddings(out)
+    assert whole.rows == 50
+    if list(tmp_path.glob("**/*-of-*")):
+        assert merge_shards(out) == out
+    assert not list(tmp_path.glob("**/*-of-*"))
+    close(np.load(out) if suffix == "npy" else from_parquet(out), encoder.encode(TEXTS), 1e-5)
+
+
+def test_a_draft_shorter_than_its_record_is_refused(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
+    """Regression: rows of zeros filled the gap, without a word; a copy made while the command ran is such a draft."""
+    out, draft = tmp_path / "out.npy", tmp_path / "out.npy.partial"
+    with suppress(KeyboardInterrupt):
+        stopped_after(encoder, 3, lambda: encode_file(encoder, lines, out, chunk_rows=10, progress=False))
+    done = embedding_files.load_record(tmp_path / "out.npy.json")["done"]
+    assert 0 < done < 50
+    os.truncate(draft, draft.stat().st_size - 32 * 4)
+    with pytest.raises(ValueError, match=rf"out\.npy\.partial: holds fewer than the {done} rows of its record"):
+        encode_file(encoder, lines, out, chunk_rows=10, progress=False)
+    encode_file(encoder, lines, out, chunk_rows=10, progress=False, overwrite=True)
+    close(np.load(out), encoder.encode(TEXTS))
+
+
+def test_rows_of_parquet_that_are_lost_meanwhile_are_seen(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
+    """Regression: the first call said that all rows are written, and only a second one missed some."""
+    out = tmp_path / "out.parquet"
+    with suppress(KeyboardInterrupt):
+        stopped_after(encoder, 3, lambda: encode_file(encoder, lines, out, chunk_rows=10, progress=False))
+    (out / "rows-000000000010.parquet").unlink()
+    with pytest.raises(ValueError, match=r"out\.parquet: row 10 is missing"):
+        encode_file(encoder, lines, out, chunk_rows=10, progress=False)
+
+
+def test_the_draft_of_a_killed_merge_takes_no_space(
+    encoder: TextEncoder, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: what the first call had written counted as used, and the second one found too little space."""
+    out = tmp_path / "out.npy"
+    for i in (1, 2):
+        encode_file(encoder, lines, out, shard=f"{i}/2", progress=False)
+    (tmp_path / "out.npy.partial").write_bytes(bytes(6000))
+
+    def usage(path: Path) -> Any:
+        used = sum(file.stat().st_size for file in tmp_path.glob("*.partial"))
+        return SimpleNamespace(free=10_000 - used)
+
+    monkeypatch.setattr(embedding_files.shutil, "disk_usage", usage)
+    assert np.load(merge_shards(out)).shape == (50, 32)
+
+
+def test_a_missing_shard_beside_another_whole_is_told(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.npy"
+    encode_file(encoder, lines, out, progress=False)
+    encode_file(encoder, lines, out, shard="1/2", dtype="float16", progress=False)
+    with pytest.raises(FileNotFoundError, match="shard 2/2 is missing"):
+        merge_shards(out)
+    assert (tmp_path / "out.1-of-2.npy").exists()
+
+
 def test_a_parquet_row_that_is_missing_is_seen(encoder: TextEncoder, lines: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     for i in (1, 2):
@@ -233,6 +332,39 @@ def test_another_input_or_other_settings_are_refused(encoder: TextEncoder, lines
     (tmp_path / "foreign.npy").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"foreign.npy: exists, and not of this command"):
         encode_file(encoder, lines, tmp_path / "foreign.npy", progress=False)
+
+
+def test_another_tokenizer_beside_the_same_weights_is_refused(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
+    """Regression: the rows of the earlier tokenizer were called finished, or the rest was added to them, and search
+    compared them with queries of the new one."""
+    out, file = tmp_path / "out.npy", tiny_folder / "tokenizer.json"
+    record = encode_file(load_encoder(tiny_folder, "mean", device="cpu"), lines, out, progress=False)
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["dog"], vocabulary["cat"] = vocabulary["cat"], vocabulary["dog"]
+    file.write_text(json.dumps(content))
+    changed = load_encoder(tiny_folder, "mean", device="cpu")
+    with pytest.raises(ValueError, match=r"out\.npy\.json: encoder\.tokenizer was"):
+        encode_file(changed, lines, out, progress=False)
+    with pytest.raises(ValueError, match=r"encoded with another encoder than .*: tokenizer is"):
+        open_embeddings(out).encoder(device="cpu")
+    del record["settings"]["encoder"]["tokenizer"]  # an earlier version wrote none
+    embedding_files.write_record(tmp_path / "out.npy.json", record)
+    assert encode_file(changed, lines, out, progress=False)["complete"]
+    assert open_embeddings(out).encoder(device="cpu").encode(["dog"]).shape == (1, 32)
+
+
+@pytest.mark.parametrize("setting", ["lowercase", "normalizer"])
+def test_what_the_tokenizer_does_with_letters_belongs_to_it(tiny_folder: Path, setting: str) -> None:
+    before = encoder_settings(load_encoder(tiny_folder, "mean", device="cpu"))
+    assert encoder_settings(load_encoder(tiny_folder, "mean", device="cpu")) == before
+    file = tiny_folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["normalizer"] = {**content["normalizer"], "lowercase": False} if setting == "lowercase" else None
+    file.write_text(json.dumps(content))
+    (tiny_folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    after = encoder_settings(load_encoder(tiny_folder, "mean", device="cpu"))
+    assert after["tokenizer"] != before["tokenizer"] and after["weights"] == before["weights"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -401,6 +533,21 @@ def test_bad_input_is_named_before_any_work(
     with pytest.raises(ValueError, match=message):
         encode_file(encoder, tmp_path / "a.jsonl", **given)
     assert not list(tmp_path.glob("out*"))
+
+
+def test_text_of_a_dictionary_is_text(encoder: TextEncoder, tmp_path: Path) -> None:
+    """Regression: a column that pandas holds as categories was said to hold no text; training reads it."""
+    table = pa.table({"id": list(range(50)), "s": pa.array(TEXTS).dictionary_encode()})
+    pq.write_table(table, tmp_path / "a.parquet")
+    encode_file(encoder, tmp_path / "a.parquet", tmp_path / "out.npy", progress=False)
+    close(np.load(tmp_path / "out.npy"), encoder.encode(TEXTS))
+
+
+def test_a_parquet_column_that_is_there_twice_is_refused(encoder: TextEncoder, tmp_path: Path) -> None:
+    """Regression: the first one was encoded."""
+    pq.write_table(pa.table([pa.array(["a"]), pa.array(["b"])], names=["s", "s"]), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: the schema names 's' more than once, in columns 1 and 2"):
+        encode_file(encoder, tmp_path / "a.parquet", tmp_path / "out.npy", progress=False)
 
 
 def test_names() -> None:

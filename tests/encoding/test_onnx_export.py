@@ -15,7 +15,9 @@ from transformers import AutoModel, BertConfig, BertModel, BertTokenizer
 from typer.testing import CliRunner
 
 from csekit.cli import main
+from csekit.cli.common import identity
 from csekit.encoding import ONNXEncoder, load_encoder, onnx_export
+from csekit.encoding.files import encoder_settings
 from csekit.encoding.onnx_export import EncoderGraph, check_batches, export_onnx, largest_difference
 from csekit.evaluation import sts_data
 from csekit.modeling import SimCSEModel
@@ -164,6 +166,29 @@ def foreign(exported: tuple[Path, str], tmp_path: Path) -> Path:
 
 def edit(file: Path, **fields: Any) -> None:
     file.write_text(json.dumps({**(json.loads(file.read_text()) if file.is_file() else {}), **fields}))
+
+
+def test_weights_beside_the_graph_belong_to_the_encoder(exported: tuple[Path, str], tmp_path: Path) -> None:
+    """Regression: graphs of over 2 GB keep their weights in a file of their own; with other weights there, vectors and
+    scores of the earlier ones were taken for those of the same encoder."""
+    import onnx
+
+    folder = shutil.copytree(exported[0], tmp_path / "large")
+    graph = folder / "onnx" / "model.onnx"
+    one_file = encoder_settings(load_encoder(folder))["weights"], identity(str(folder), load_encoder(folder))
+    onnx.save_model(
+        onnx.load(graph), graph, save_as_external_data=True, location="model.onnx_data", size_threshold=200
+    )
+    data = graph.with_name("model.onnx_data")
+    assert data.stat().st_size > 1000
+    before = encoder_settings(load_encoder(folder))["weights"], identity(str(folder), load_encoder(folder))
+    content = bytearray(data.read_bytes())
+    content[-4:] = np.float32(0.5).tobytes()
+    data.write_bytes(content)
+    after = encoder_settings(load_encoder(folder))["weights"], identity(str(folder), load_encoder(folder))
+    assert len({one_file[0], before[0], after[0]}) == 3
+    assert set(before[1]["weights"]) == {"model.onnx", "model.onnx_data"} > set(one_file[1]["weights"])
+    assert before[1] != after[1]
 
 
 @pytest.mark.parametrize("precision", ["int8", "bf16"])

@@ -13,7 +13,7 @@ from csekit.cli import main
 from csekit.evaluation import read_results
 from csekit.evaluation.mteb_adapter import evaluate_mteb, load_mteb_task, mteb_sts_tasks
 from csekit.evaluation.own_data import load_classification, score_pair_file
-from csekit.evaluation.pairs import Pairs, read_pairs
+from csekit.evaluation.pairs import Pairs, read_lines, read_pairs
 from csekit.evaluation.sts import evaluate_pairs, evaluate_sts
 from csekit.evaluation.sts_data import STSTask
 from csekit.evaluation.transfer import evaluate_transfer
@@ -169,3 +169,23 @@ def test_the_command_of_fig_5_is_the_one_of_the_documents_and_of_the_plan() -> N
     assert FIG_5 in (root / "docs" / "retrieval.md").read_text(encoding="utf-8")
     plan = yaml.safe_load((root / "experiments" / "plans" / "papers" / "msse.yaml").read_text(encoding="utf-8"))
     assert FIG_5 in plan["experiments"]["mteb"]["command"]
+
+
+def test_a_class_of_few_examples_is_named(tmp_path: Path) -> None:
+    """Regression: the message counted classes 0, 1 and 2, of which the files know nothing."""
+    rows = [f"text {i}\t{'news' if i % 2 else 'sport'}" for i in range(40)]
+    for name, more in (("train", ["text 40\tweather"]), ("test", [])):
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows, *more]) + "\n")
+    task = load_classification(tmp_path / "train.tsv", tmp_path / "test.tsv", name="own")
+    with pytest.raises(ValueError, match=r"own: .* of at least 10 examples, got .*'sport': 20, 'weather': 1}"):
+        evaluate_transfer(lambda texts: np.eye(len(texts), 4), [task])
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_all_kinds_of_line_ends(tmp_path: Path, end: str) -> None:
+    """Regression: of a file whose lines end in a lone CR, which training and csekit encode read, ``csekit search
+    --file`` made one query, and other commands one sentence."""
+    path = tmp_path / "a.tsv"
+    path.write_bytes(end.join(["\ufeffsentence1\tsentence2\tscore", "a\tb\t1", "", "c\td\t2", "e\tf\t3", ""]).encode())
+    assert read_lines(path)[1:] == ["a\tb\t1", "", "c\td\t2", "e\tf\t3"]
+    assert read_pairs(path).sentences1 == ("a", "c", "e")

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,29 @@ def test_a_disk_that_is_full_after_the_similarities_leaves_both_old_files(tmp_pa
         write_results(path, {**RUN, "seconds": 3}, values(seed=1))
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert list(read_similarities(path)) == ["STS12"]
+
+
+def test_a_kill_between_the_two_files_leaves_the_earlier_results_usable(tmp_path: Path, monkeypatch: Any) -> None:
+    """Regression: the file could be compared and added to no more, since the similarities beside it were newer."""
+    path = write_results(tmp_path / "a.json", RUN, values())
+    replace = os.replace
+    for grown in (values() | {"own": values(9, 3)["STS12"]}, values(seed=1)):
+        if (child := os.fork()) == 0:
+
+            def killed(draft: Any, target: Any) -> None:
+                replace(draft, target)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            monkeypatch.setattr(os, "replace", killed)
+            write_results(path, {**RUN, "seconds": 3}, grown)
+        os.waitpid(child, 0)
+        assert "seconds" not in read_results(path)
+        if "own" in grown:
+            found = read_similarities(path)
+            assert list(found) == ["STS12"]
+            assert np.array_equal(found["STS12"][0], values()["STS12"][0].astype(np.float32))
+    with pytest.raises(ValueError, match=r"not the similarities of a\.json"):  # of another run
+        read_similarities(path)
 
 
 @pytest.mark.parametrize(

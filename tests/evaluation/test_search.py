@@ -14,6 +14,7 @@ from scipy.sparse import csr_matrix
 
 from csekit.evaluation import search
 from csekit.evaluation.search import search_blocks, without_own
+from csekit.evaluation.stored_search import _with_faiss
 
 
 def naive(queries: np.ndarray, documents: np.ndarray, k: int, cosine: bool = True) -> list[list[int]]:
@@ -187,3 +188,19 @@ def test_sparse_matrices_are_searched_as_dense_ones(similarity: str) -> None:
 def test_sparse_matrices_have_no_distances() -> None:
     with pytest.raises(ValueError, match="similarity must be one of 'cosine', 'dot', got 'euclidean'"):
         search_blocks(csr_matrix(np.eye(2)), [csr_matrix(np.eye(2))], 1, similarity="euclidean")
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
+def test_faiss_has_the_order_of_the_exact_search(similarity: str) -> None:
+    """Regression: among rows of equal score at the end of the answers, as repeated texts are, faiss took any."""
+    pytest.importorskip("faiss")
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        rows = rng.normal(size=(20, 8)).astype(np.float32)[rng.integers(0, 20, 400)]
+        queries, k = np.concatenate([rows[:3], rng.normal(size=(3, 8)).astype(np.float32)]), int(rng.integers(1, 30))
+        scores, found = _with_faiss(queries, iter([rows[:150], rows[150:]]), k, similarity)
+        wanted, order = search_blocks(queries, [rows], k, similarity=similarity)
+        np.testing.assert_array_equal(found, order)
+        np.testing.assert_allclose(scores, wanted, atol=1e-6)
+    same = np.ones((1000, 4), dtype=np.float32)
+    assert _with_faiss(same[:2], [same], 5, similarity)[1].tolist() == [[0, 1, 2, 3, 4]] * 2

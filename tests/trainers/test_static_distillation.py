@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from csekit.cli import main
 from csekit.encoding import load_encoder
 from csekit.trainers import static_distillation
-from csekit.trainers.static_distillation import ordinary_tokens, token_vectors
+from csekit.trainers.static_distillation import StaticDistillation, distill_static, ordinary_tokens, token_vectors
 
 TEXTS = ["the man plays guitar .", "a dog runs", "red unknownword house", "unknownword"]
 
@@ -185,3 +185,14 @@ def test_a_call_that_was_killed_while_it_deleted_its_parts_leaves_none_to_anothe
     np.save(parts / "000000000.npy", np.ones((22, 16), dtype=np.float32))
     assert run(*words, tmp_path / "third").exit_code == 0
     assert (tmp_path / "third" / "model.safetensors").read_bytes() == (static / "model.safetensors").read_bytes()
+
+
+def test_a_folder_of_one_s_own_beside_the_output_stays(tiny_folder: Path, tmp_path: Path) -> None:
+    """Regression: ``OUT.parts`` was deleted with all that was in it."""
+    notes = tmp_path / "out.parts" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    teacher = load_encoder(tiny_folder, "mean", device="cpu")
+    with pytest.raises(FileExistsError, match=r"out\.parts holds something else than parts .* notes\.txt"):
+        distill_static(teacher, tmp_path / "out", StaticDistillation(dims=8), progress=False)
+    assert notes.read_text() == "mine"

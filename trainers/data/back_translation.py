@@ -25,6 +25,7 @@ from csekit.encoding.provenance import write_json
 from csekit.evaluation.pairs import normal
 from csekit.modeling.hub import from_hub
 from csekit.modeling.quiet import quiet_weights
+from csekit.trainers.data.row_files import make_parts
 
 COLUMNS = ("sent0", "sent1")
 SUFFIXES = (".tsv", ".csv")
@@ -173,7 +174,7 @@ def write_back_translations(
 
     Raises:
         ValueError: a target with another ending, parts of other texts or settings, no text, or no pair is left.
-        FileExistsError: the target exists.
+        FileExistsError: the target exists, or ``<target>.parts`` holds something else.
     """
     if target.suffix not in SUFFIXES:
         raise ValueError(f"the file to write must end in {' or '.join(SUFFIXES)}, got {target.name!r}")
@@ -184,7 +185,7 @@ def write_back_translations(
     parts = target.with_name(f"{target.name}.parts")
     if target.exists() and not parts.exists():
         raise FileExistsError(f"{target} exists already: move it away, or choose another name")
-    parts.mkdir(parents=True, exist_ok=True)
+    make_parts(parts)
     made = _settle(parts, texts, settings)
     _translate_blocks(parts, texts, settings)
     counts = _write_pairs(parts / target.name, parts, texts, settings.block_size, ratios, drop_identical)

@@ -18,7 +18,9 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from csekit.encoding.provenance import array_bytes
 from csekit.encoding.text_files import CorpusError, Scan, file_kind, sha256
+from csekit.modeling.drafts import full_disk_told
 from csekit.modeling.hub import hub_or_cache
 from csekit.modeling.tokenization import sentence_frame, tokenize
 from csekit.trainers.data.datasets import SentenceDataset, StreamingSentenceDataset
@@ -302,11 +304,10 @@ def _from_table(source: Source, max_samples: int | None, deduplicate: bool) -> C
         duplicates = len(used) - int((first < len(used)).sum())
     _at_least_two(len(used), source.name)
     rows = source.table if len(used) == len(source.table) else source.table.select(used)
-    checksum = sha256(source.paths) if source.paths else None
     fingerprint = None if source.paths else source.table._fingerprint
     report = _report(scan, len(used), duplicates, deduplicate)
     dataset = SentenceDataset(rows, source.columns)
-    return Corpus(dataset, source.columns, source.name, checksum, fingerprint, report, source)
+    return Corpus(dataset, source.columns, source.name, source.checksum, fingerprint, report, source)
 
 
 def _from_files(
@@ -335,11 +336,11 @@ def _from_files(
 
 def _write_store(source: Source, max_samples: int | None, deduplicate: bool, store: Path) -> None:
     """Write rows to ``.arrow``, report to ``.json`` and distinct rows to ``.npy``, each atomically, so that several
-    processes can do this at once."""
+    processes can do this at once. Raises DiskFullError: the disk is full."""
     scan = Scan(source.columns, numbers_are_text=not {file_kind(path) for path in source.paths} & {"csv", "tsv"})
     schema = pa.schema([(column, pa.large_string()) for column in source.columns])
     limit = None if deduplicate else max_samples
-    with tempfile.TemporaryDirectory(dir=store.parent) as folder:
+    with full_disk_told(store.parent), tempfile.TemporaryDirectory(dir=store.parent) as folder:
         draft = Path(folder) / store.name
         written = 0
         with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
@@ -355,7 +356,7 @@ def _write_store(source: Source, max_samples: int | None, deduplicate: bool, sto
         if deduplicate:
             first = first[:max_samples]
             written = len(first)
-            np.save(draft.with_suffix(".npy"), first)
+            draft.with_suffix(".npy").write_bytes(array_bytes(first))
         _at_least_two(written, source.name)
         report = _report(scan, written, duplicates, deduplicate)
         draft.with_suffix(".json").write_text(json.dumps(asdict(report)), encoding="utf-8")

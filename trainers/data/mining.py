@@ -25,7 +25,7 @@ from csekit.encoding.text_files import row_hashes
 from csekit.evaluation.search import search_blocks
 from csekit.modeling.settings import check_number
 from csekit.trainers.data.corpora import Corpus
-from csekit.trainers.data.row_files import check_rows_file, write_rows
+from csekit.trainers.data.row_files import check_rows_file, make_parts, write_rows
 from csekit.trainers.data.teachers import stored_vectors
 
 #: Queries that are searched together, texts that are read together, and queries that a guide judges together.
@@ -222,14 +222,14 @@ def mine_negatives(
 
     Raises:
         ValueError: another number of columns, a target with another ending, parts of another run, no negative at all.
-        FileExistsError: the target exists.
+        FileExistsError: the target exists, or ``<target>.parts`` holds something else.
     """
     settings = settings or Mining()
     check_mining(pairs, target, further)
     parts = target.with_name(f"{target.name}.parts")
     if target.exists() and not parts.exists():
         raise FileExistsError(f"{target} exists already: move it away, or choose another name")
-    parts.mkdir(parents=True, exist_ok=True)
+    make_parts(parts)
     texts = Texts(pairs, further)
     made = _settle(parts, texts, settings, encoder, guide)
     own = _vectors(texts, encoder, parts, "", made, progress)

@@ -23,7 +23,7 @@ from csekit.modeling.hub import from_hub
 from csekit.modeling.quiet import quiet_weights
 from csekit.modeling.settings import check_number
 from csekit.trainers.data.corpora import Corpus
-from csekit.trainers.data.row_files import check_rows_file, write_rows
+from csekit.trainers.data.row_files import check_rows_file, make_parts, write_rows
 
 COLUMNS = ("query", "passage")
 
@@ -121,7 +121,7 @@ def write_queries(corpus: Corpus, target: Path, settings: QueryGeneration, progr
 
     Raises:
         ValueError: a target with another ending, several columns, parts of another corpus or other settings, no query.
-        FileExistsError: the target exists.
+        FileExistsError: the target exists, or ``<target>.parts`` holds something else.
     """
     check_rows_file(target)
     if len(corpus.columns) != 1:
@@ -129,7 +129,7 @@ def write_queries(corpus: Corpus, target: Path, settings: QueryGeneration, progr
     parts = target.with_name(f"{target.name}.parts")
     if target.exists() and not parts.exists():
         raise FileExistsError(f"{target} exists already: move it away, or choose another name")
-    parts.mkdir(parents=True, exist_ok=True)
+    make_parts(parts)
     made = _settle(parts, corpus, settings)
     _write_blocks(parts, corpus, settings, progress)
     counts = Counter(passages=corpus.rows, passages_without=0)

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from csekit.modeling.drafts import full_disk_told
+
 SUFFIXES = (".jsonl", ".csv")
 
 
@@ -25,12 +27,13 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
     Raises:
         ValueError: another ending.
+        DiskFullError: the disk is full; an older file stays.
     """
     check_rows_file(path)
     draft = draft or path.with_name(f".{path.name}.draft")
     count = 0
     try:
-        with draft.open("w", encoding="utf-8", newline="") as file:
+        with full_disk_told(path), draft.open("w", encoding="utf-8", newline="") as file:
             quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
             if path.suffix == ".csv":
                 quoted.writerow(columns)
@@ -47,3 +50,18 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
         draft.unlink(missing_ok=True)
         raise
     return count
+
+
+def make_parts(parts: Path) -> None:
+    """Make the folder of a call's finished parts, or take that of a killed call. Its ``settings.json`` comes first.
+
+    Raises:
+        FileExistsError: the folder holds something else, which the end of the call would delete.
+    """
+    parts.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.name for path in parts.iterdir() if not path.name.startswith(".settings.json."))
+    if others and "settings.json" not in others:
+        raise FileExistsError(
+            f"{parts} holds something else than parts of this command, {others[0]}: move it away, or choose another "
+            "name"
+        )

@@ -11,18 +11,33 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from csekit.encoding.text_files import ROWS, CorpusError, RowBatch, Scan, file_columns, file_kind, read_batches
+from csekit.encoding.delimited import unique_names
+from csekit.encoding.text_files import (
+    ROWS,
+    CorpusError,
+    RowBatch,
+    Scan,
+    file_columns,
+    file_kind,
+    read_batches,
+    sha256,
+)
 from csekit.modeling.drafts import DiskFullError, full_disk_told
 
 
 @dataclass(frozen=True)
 class Source:
-    """The source of the rows: a table of ``datasets`` (map-style or streaming), or files."""
+    """The source of the rows: a table of ``datasets`` (map-style or streaming), or files.
+
+    Arguments:
+        checksum: SHA-256 of the concatenated files, where a table was read from them.
+    """
 
     columns: tuple[str, ...]
     name: str
     paths: tuple[Path, ...] = ()
     table: Any = None
+    checksum: str | None = None
 
     def checked(self, scan: Scan) -> Iterator[tuple[list[int], list[list[str]]]]:
         """Yield the usable rows in batches: their places among all rows, and their texts per column."""
@@ -93,15 +108,18 @@ def file_source(
         for path in paths:
             _check_parquet(path)
         cache = None if cache_dir is None else str(cache_dir)
+        checksum = None if streaming else sha256(paths)
+        # ``datasets`` tells a file in its cache by its path and time; a copy may have the time of the earlier file
+        config = None if checksum is None else f"sha256-{checksum[:32]}"
         try:
             table = datasets.load_dataset(
-                "parquet", data_files=names, split="train", streaming=streaming, cache_dir=cache
+                "parquet", config, data_files=names, split="train", streaming=streaming, cache_dir=cache
             )
         except (datasets.exceptions.DatasetGenerationError, pa.ArrowException) as error:
             _tell_full_disk(error.__cause__, Path(cache or datasets.config.HF_DATASETS_CACHE))
             raise CorpusError(f"{', '.join(files)}: not readable as parquet ({error.__cause__ or error})") from None
         source = table_source(table, columns, name)
-        return Source(source.columns, name, tuple(paths), source.table)
+        return Source(source.columns, name, tuple(paths), source.table, checksum)
     available = [file_columns(path) for path in paths]
     chosen = [resolve_columns(found, columns, str(path)) for found, path in zip(available, paths, strict=True)]
     for path, other in zip(paths, chosen, strict=True):
@@ -124,12 +142,15 @@ def _tell_full_disk(error: BaseException | None, cache: Path) -> None:
 
 
 def _check_parquet(path: Path) -> None:
-    """Raise CorpusError for a file that is not parquet or has no rows, which ``datasets`` says in other words."""
+    """Raise CorpusError for a file that is not parquet, has no rows or a column twice, which ``datasets`` says in
+    other words."""
     try:
-        rows = pq.read_metadata(path).num_rows
+        metadata = pq.read_metadata(path)
+        names = metadata.schema.to_arrow_schema().names
     except (pa.ArrowException, OSError) as error:
         raise CorpusError(f"{path}: not readable as parquet ({error})") from None
-    if not rows:
+    unique_names(names, path, what=": the schema")
+    if not metadata.num_rows:
         raise CorpusError(f"{path}: the file has no rows")
 
 

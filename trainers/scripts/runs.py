@@ -15,6 +15,7 @@ from transformers import set_seed
 from csekit.encoding.encoder import vectors
 from csekit.encoding.pretrained import broken_model_told, check_backbone, check_files, load_tokenizer
 from csekit.encoding.provenance import environment
+from csekit.encoding.text_files import CorpusError
 from csekit.evaluation.pairs import Pairs, read_pairs
 from csekit.evaluation.results import write_results
 from csekit.evaluation.sts import STSScores, evaluate_sts
@@ -67,7 +68,7 @@ def one_line_errors() -> Iterator[None]:
 TEXT_FIELDS = ("pooling", "prompt_template")
 
 #: Errors of a training that is under way. They are told in one line, with exit code 1: what was written is whole.
-RUN_ERRORS = (NonFiniteLossError, ExportMismatchError, FolderInUseError, OSError)
+RUN_ERRORS = (NonFiniteLossError, ExportMismatchError, FolderInUseError, CorpusError, OSError, MemoryError)
 
 
 @contextmanager
@@ -75,7 +76,7 @@ def run_folder(run: CorpusArguments, args: RunTrainingArguments) -> Iterator[Non
     """Hold ``output_dir`` for this process inside the context. Report errors of the training in one line on stderr.
 
     It ends the process with code 2 if another process works in ``output_dir`` or :func:`check_output_dir` refuses that
-    folder, and with code 1 for one of ``RUN_ERRORS`` inside.
+    folder, and with code 1 for one of ``RUN_ERRORS`` inside, or a data loader's worker that was killed.
     Of several processes only the first prints and warns inside the context.
     """
     with ExitStack() as stack:
@@ -87,6 +88,11 @@ def run_folder(run: CorpusArguments, args: RunTrainingArguments) -> Iterator[Non
         try:
             yield
         except RUN_ERRORS as error:
+            tell_error(error)
+            raise SystemExit(1) from None
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
             tell_error(error)
             raise SystemExit(1) from None
 

@@ -85,12 +85,20 @@ def check_results_output(path: Path) -> None:
 def identity(path: str, encoder: "TextEncoder") -> dict[str, Any]:
     """Describe the encoder of a path; two results files whose ``run`` holds the same are of the same encoder."""
     from csekit.encoding import checksum
-    from csekit.encoding.onnx import onnx_file
+    from csekit.encoding.encoder import TextEncoder, tokenizer_digest, weights_digest
+    from csekit.encoding.onnx import graph_files, onnx_file
     from csekit.encoding.provenance import weights_of
 
     graph = onnx_file(path)
-    weights = weights_of(path) if graph is None else {graph.name: checksum(graph)}
-    return {"encoder": encoder.describe(), "weights": weights}
+    weights = weights_of(path) if graph is None else {file.name: checksum(file) for file in graph_files(graph)}
+    inner = encoder  # whitened, ranked and cut embeddings have the tokenizer of the encoder inside
+    while isinstance(wrapped := getattr(inner, "encoder", None), TextEncoder):
+        inner = wrapped
+    digests = {"tokenizer": tokenizer_digest(inner)}
+    if not weights and hasattr(inner, "model"):  # of the Hub, which may give others under the same name tomorrow
+        digests["tensors"] = weights_digest(inner.model)
+    told = {name: digest for name, digest in digests.items() if digest is not None}
+    return {"encoder": encoder.describe(), "weights": weights, **told}
 
 
 def at_least(option: str, value: int | float | None, low: float) -> None:

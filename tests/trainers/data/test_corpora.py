@@ -5,9 +5,12 @@ import json
 import logging
 import lzma
 import os
+import resource
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
@@ -15,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
+from csekit.encoding.text_files import Scan
 from csekit.trainers.data.corpora import CorpusError, load_corpus
 from csekit.trainers.data.datasets import EpochMixin, SentenceDataset, SetEpochCallback
 
@@ -249,6 +253,50 @@ def test_a_name_is_no_pattern(load, tmp_path, name, streaming):
         (tmp_path / other).parent.mkdir(exist_ok=True)
         datasets.Dataset.from_dict({"text": [f"{word} {i}" for i in range(3)]}).to_parquet(tmp_path / other)
     assert texts(load(tmp_path / name, streaming=streaming)) == [["own 0"], ["own 1"], ["own 2"]]
+
+
+def test_a_parquet_file_that_was_replaced_is_read_again(load, tmp_path):
+    """Regression: with the time of the earlier file, as cp -p, tar and rsync set it, the cache gave the earlier rows,
+    under the checksum of the new file."""
+    found = []
+    for word in ("earlier", "new"):
+        datasets.Dataset.from_dict({"text": [f"{word} {i}" for i in range(3)]}).to_parquet(tmp_path / "a.parquet")
+        os.utime(tmp_path / "a.parquet", (1e9, 1e9))
+        found.append(texts(load(tmp_path / "a.parquet")))
+    assert found == [[[f"{word} {i}"] for i in range(3)] for word in ("earlier", "new")]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_parquet_column_that_is_there_twice_is_refused(load, tmp_path, streaming):
+    """Regression: a stream ended in the words of pyarrow, without the file."""
+    table = pa.table([pa.array(["a", "b"]), pa.array(["c", "d"])], names=["s", "s"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(CorpusError, match=r"a\.parquet: the schema names 's' more than once, in columns 1 and 2"):
+        load(tmp_path / "a.parquet", streaming=streaming)
+
+
+@pytest.mark.parametrize("where", ["rows", "places"])
+def test_a_full_disk_under_the_cache(write, load, tmp_path, monkeypatch, where):
+    """Regression: numpy said nothing where the places of the distinct rows found no room. What it had written stayed
+    in the cache, and no later call could read the corpus."""
+    path = write("a.txt", "".join(f"{i % 300}\n" for i in range(3500)))
+    before, first_occurrences = resource.getrlimit(resource.RLIMIT_FSIZE), Scan.first_occurrences
+
+    def on_a_full_disk(scan):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        return first_occurrences(scan)
+
+    monkeypatch.setattr(Scan, "first_occurrences", on_a_full_disk)
+    if where == "rows":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"cache.csekit: no space left on the disk, [\d,.]+ MB free"):
+            load(path, deduplicate=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((tmp_path / "cache" / "csekit").iterdir())
+    monkeypatch.undo()
+    assert len(texts(load(path, deduplicate=True))) == 300
 
 
 def test_several_files(write, load):

@@ -211,3 +211,13 @@ def test_no_negative_at_all_is_told_with_the_reason(folder: Path, encoder: TextE
     with pytest.raises(ValueError, match=r"pairs.jsonl: no pair has a negative; candidates left out: .*max_score"):
         mined(folder, encoder, tmp_path / "mined.jsonl", max_score=-0.99)
     assert not (tmp_path / "mined.jsonl").exists()
+
+
+def test_a_folder_of_one_s_own_beside_the_output_stays(folder: Path, encoder: TextEncoder, tmp_path: Path) -> None:
+    """Regression: ``OUT.parts`` was taken for one's own, and deleted at the end with all that was in it."""
+    notes = tmp_path / "out.jsonl.parts" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"out\.jsonl\.parts holds something else than parts .* notes\.txt"):
+        mined(folder, encoder, tmp_path / "out.jsonl")
+    assert [path.name for path in notes.parent.iterdir()] == ["notes.txt"]
