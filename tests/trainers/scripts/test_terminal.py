@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import math
 import os
 import re
 import runpy
@@ -16,10 +17,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import AutoTokenizer, BertForMaskedLM
 from typer.testing import CliRunner
 
 from csekit.cli import main
-from csekit.modeling.fast_half import tell_float32, tell_no_tiles
+from csekit.encoding.load import load_encoder
+from csekit.evaluation.pairs import read_pairs
+from csekit.evaluation.sts import evaluate_pairs
+from csekit.modeling import CSEModel
+from csekit.modeling.fast_half import computes_bf16, tell_float32, tell_no_tiles
+from csekit.trainers.export_check import ExportMismatchError, check_score
 
 ROOT = Path(__file__).parents[3]
 small = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "trainers" / "small_runs.py")))
@@ -198,3 +205,30 @@ def test_bf16_on_a_processor_without_matrix_units_is_told(
     assert len(lines) == (0 if tiles else 1)
     assert all("bf16: this processor (AVX512)" in line and "float32 may be faster" in line for line in lines)
     assert json.loads(Path("run/training/settings.json").read_text())["settings"]["bf16"] is True
+
+
+@pytest.mark.skipif(not computes_bf16("cpu"), reason="this processor has no bfloat16 products")
+def test_nearly_equal_cosines_of_a_small_dev_set_are_no_other_encoder(
+    train: Callable[..., int], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: bf16 ranked such pairs anew at each evaluation, and the run ended with "it is not the selected
+    encoder"."""
+    model = BertForMaskedLM.from_pretrained(folder / "tiny-bert")
+    with torch.no_grad():
+        model.bert.embeddings.word_embeddings.weight.mul_(0.001)
+    model.save_pretrained(folder / "tiny-bert")
+    assert train(bf16=True, learning_rate=1e-7) == 0, capfd.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_score_of_other_weights_is_seen(folder: Path, precision: str) -> None:
+    """Of an encoder whose cosines differ by more than rounding."""
+    CSEModel.from_backbone("tiny-bert", pooling="mean").export("run", AutoTokenizer.from_pretrained("tiny-bert"))
+    dev, device = read_pairs(small.write_pairs(folder / "many.tsv", 300)), torch.device("cpu")
+    encoder = load_encoder("run", device="cpu")
+    encoder.precision = precision
+    recorded = evaluate_pairs(encoder, dev)["spearman"]
+    assert check_score(Path("run"), dev, recorded, device, precision) == recorded
+    for wrong in (recorded - 10, recorded + 10, math.nan):
+        with pytest.raises(ExportMismatchError, match="it is not the selected encoder; nothing was deleted"):
+            check_score(Path("run"), dev, wrong, device, precision)
