@@ -244,11 +244,14 @@ def _ablation_caption(summary: Mapping[str, Any], spec: Mapping[str, Any], ours:
     """Say what the columns are. Our second column is explained where one of its numbers was measured."""
     used = {row["trial"].partition("/")[0]: None for row in spec["rows"]}
     experiments = [summary["experiments"][experiment] for experiment in used]
-    seeds = sorted({seed for each in experiments for seed in each["seeds"][: 1 if ours == "STS-B dev" else None]})
+    dev = ours == "STS-B dev"
+    finished = [each["seeds"][:1] if dev else each.get("finished_seeds", each["seeds"]) for each in experiments]
+    seeds = sorted({seed for found in finished for seed in found})
     named = ", ".join(map(str, seeds))
     count = f"one seed ({named}), so small differences say nothing"
     if len(seeds) > 1:
-        count = f"mean ± standard deviation over the seeds {named}"
+        of_row = " that a row has, of" if any(len(found) < len(seeds) for found in finished) else ""
+        count = f"mean ± standard deviation over the seeds{of_row} {named}"
     caption = f"{spec['title']}. Ours: {ours}, Spearman × 100, {_origin(experiments)}; {count}."
     second = spec.get("second")
     if second:

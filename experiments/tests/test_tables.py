@@ -106,6 +106,20 @@ def test_where_the_papers_number_is_of_dev_ours_stands_before_the_test_sets(summ
     assert "over the seeds 42, 43, 44" in caption
 
 
+def test_seeds_that_have_not_run_are_not_named(summary: dict[str, Any]) -> None:
+    """Regression: the caption named the seeds of the plan."""
+    table = summary["tables"]["lambda"]
+    table |= {"rows": [{"label": "0", "trial": "plain", "paper": 82.2}], "paper_column": "Avg. of the test sets"}
+    first, *_ = (each for name, each in summary["experiments"].items() if name == "plain")
+    for seeds, told in (([42], "one seed (42)"), ([42, 43], "over the seeds 42, 43.")):
+        first["finished_seeds"] = seeds
+        assert told in ablation_table(summary, "lambda").splitlines()[0]
+    other = {**first, "finished_seeds": [42]}
+    summary["experiments"]["short"] = other
+    table["rows"].append({"label": "1", "trial": "short", "paper": None})
+    assert "over the seeds that a row has, of 42, 43." in ablation_table(summary, "lambda").splitlines()[0]
+
+
 def test_margins_stand_beside_the_papers(results: Path, summary: dict[str, Any]) -> None:
     rows = {"other": {"plain": {"mean": 1.0, "std": 0.25, "n": 3, "p_value": 0.0312}}}
     summary["margins"] = {"against": ["plain"], "paper": {"other": 2.6}, "source": "A paper, Table 2", "rows": rows}
