@@ -222,7 +222,7 @@ def test_nearly_equal_cosines_of_a_small_dev_set_are_no_other_encoder(
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_score_of_other_weights_is_seen(folder: Path, precision: str) -> None:
-    """Of an encoder whose cosines differ by more than rounding."""
+    """Another score is refused where cosines differ by more than rounding."""
     CSEModel.from_backbone("tiny-bert", pooling="mean").export("run", AutoTokenizer.from_pretrained("tiny-bert"))
     dev, device = read_pairs(small.write_pairs(folder / "many.tsv", 300)), torch.device("cpu")
     encoder = load_encoder("run", device="cpu")
