@@ -9,14 +9,11 @@ import torch
 from csekit.encoding.encoder import TextEncoder
 from csekit.encoding.load import load_encoder
 from csekit.encoding.pretrained import load_transformer
-from csekit.evaluation.correlation import spearman
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.sts import EmbeddedPairs, score_pairs
 
 #: Spearman × 100 that two computations of the same embeddings may differ by, float32 and bf16.
 TOLERANCE = {"fp32": 0.01, "bf16": 0.5}
-#: What rounding to bf16 changes in a cosine, and the draws that show what such changes do to a score.
-BF16_ROUNDING, DRAWS = 2.0**-8, 32
 #: Largest relative difference of two computations of the same state, float32.
 STATES = 1e-3
 
@@ -38,23 +35,23 @@ def check_score(folder: Path, dev: Pairs, recorded: float, device: torch.device,
 
     Raises:
         ExportMismatchError: the scores differ by more than rounding: ``TOLERANCE``, and for small sets the change that
-            arises if half of the pairs trade places with their neighbours. In bf16 also by more than rounding changes
-            the order of these pairs, which is much where their cosines are nearly equal.
+            arises if half of the pairs trade places with their neighbours.
     """
     encoder = _load(folder, device)
     encoder.precision = precision
-    embedded = EmbeddedPairs(encoder, [dev])
-    found = score_pairs(embedded, dev)["spearman"]
-    allowed = TOLERANCE[precision] + 600 / max(len(dev) ** 2 - 1, 1)
-    both_undefined = np.isnan(found) and np.isnan(recorded)
-    if precision == "bf16" and not abs(found - recorded) <= allowed:
-        allowed += _spread(embedded.similarities(dev), dev.scores)
-    if not both_undefined and not abs(found - recorded) <= allowed:
+    found = score_pairs(EmbeddedPairs(encoder, [dev]), dev)["spearman"]
+    if not same_score(found, recorded, len(dev), precision):
         raise ExportMismatchError(
             f"{folder}: the saved encoder scores {found:.2f} on {dev.name}, the weights that training selected scored "
             f"{recorded:.2f}: it is not the selected encoder; nothing was deleted"
         )
     return found
+
+
+def same_score(found: float, recorded: float, pairs: int, precision: str) -> bool:
+    """Return True if two Spearman × 100 of a dev set differ by rounding alone, or both are undefined."""
+    allowed = TOLERANCE[precision] + 600 / max(pairs**2 - 1, 1)
+    return bool(np.isnan(found) and np.isnan(recorded)) or abs(found - recorded) <= allowed
 
 
 def check_embeddings(folder: Path, texts: list[str], expected_nH: np.ndarray, device: torch.device) -> None:
@@ -84,14 +81,6 @@ def check_backbone(folder: Path, batch: dict[str, torch.Tensor], expected_bLH: t
     real_bL = batch["attention_mask"].bool().cpu()
     found_bLH = model.eval()(**{name: value.cpu() for name, value in batch.items()}).last_hidden_state
     _check_states(folder, found_bLH[real_bL].numpy(), expected_bLH.float().cpu()[real_bL].numpy())
-
-
-def _spread(similarities: np.ndarray, scores: np.ndarray) -> float:
-    """Return how far apart the scores × 100 of similarities (P,) lie that differ by rounding to bf16."""
-    rng = np.random.default_rng(0)
-    noise = rng.uniform(-BF16_ROUNDING, BF16_ROUNDING, (DRAWS, len(similarities)))
-    found = [100 * spearman(similarities + row, scores) for row in noise]
-    return max(found) - min(found)
 
 
 def _load(folder: Path, device: torch.device) -> TextEncoder:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
 from csekit.encoding import chunks
@@ -21,6 +21,7 @@ from csekit.evaluation.transfer_data import Split, TransferTask
 from csekit.modeling import OBJECTIVES, Reconstruction, SimCSEModel, fast_embedding, fast_memory
 from csekit.modeling.fast_half import computes_bf16
 from csekit.trainers import CSETrainer, CSETrainingArguments
+from csekit.trainers.export_check import ExportMismatchError
 from csekit.trainers.run_record import kept_step
 
 WORDS = ("the", "red", "fast", "guitar", "house", "tree", "ball")
@@ -478,6 +479,29 @@ def test_the_encoder_on_disk_is_compared_in_the_precision_of_the_record(
     trainer.save_models()
     assert asked == ["bf16"]
     assert trainer.saved_scores == {}  # the score after training is float32's
+
+
+@pytest.mark.skipif(not computes_bf16("cpu"), reason="this processor has no bfloat16 products")
+def test_another_encoder_on_disk_is_refused_in_bf16_too(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the weights in memory have the recorded score: those on disk have other embeddings."""
+    trainer = small_run(tmp_path / "run", dev=True, bf16=True, label_free_samples=0)
+    trainer.train()
+    export = type(trainer.model).export
+
+    def spoilt(model: Any, folder: str, *rest: Any) -> Path:
+        written = export(model, folder, *rest)
+        file = written / "model.safetensors"
+        weights = load_file(file)
+        name = next(name for name in weights if name.endswith("word_embeddings.weight"))
+        save_file({**weights, name: -weights[name]}, file, {"format": "pt"})
+        return written
+
+    monkeypatch.setattr(type(trainer.model), "export", spoilt)
+    monkeypatch.setattr("csekit.trainers.export_check.same_score", lambda *scores: False)
+    with pytest.raises(ExportMismatchError, match="the saved encoder differs from the trained one by"):
+        trainer.save_models()
 
 
 # What is refused before the first step
