@@ -16,7 +16,8 @@ the first step. `--at_once` keeps that many processes beside the first row's, wh
 `--rows benchmarks/peers.yaml` compares with sentence-transformers and with naive forms of the steps, for the table
 `peers/NAME` of `experiments/results/peers/NAME.json`. `--rows benchmarks/gaps.yaml` times each method with its gap
 diagnostic and without, for the table `costs/gaps-NAME`. `--rows benchmarks/compile.yaml` times the plain step beside
-compiled layers and CUDA graphs, `--rows benchmarks/packing.yaml` packed batches beside padded ones, on a GPU.
+compiled layers and CUDA graphs, `--rows benchmarks/packing.yaml` packed batches beside padded ones, on a GPU, and
+`--rows benchmarks/weights.yaml`, in bf16, weights that autocast converts beside weights that are converted together.
 
 On a GPU the clock is read after the device has finished, and memory is the peak of torch's allocator.
 """
@@ -50,7 +51,7 @@ from transformers.utils import logging
 from csekit.encoding.provenance import environment
 from csekit.encoding.text_files import ROWS
 from csekit.evaluation.results import write_results
-from csekit.modeling import METHODS, fast_packing
+from csekit.modeling import METHODS, fast_packing, fast_weights
 from csekit.modeling.fast_adamw import RowSteps
 from csekit.modeling.fast_compile import begin_step, compile_layers
 from csekit.modeling.fast_embedding import clip_gradients, use_row_gradients
@@ -92,13 +93,17 @@ def csekit_step(
     compiled: Mapping[str, Any] | None = None,
     gaps: str = "usual",
     padding: int | None = None,
+    converted: bool = False,
 ) -> Step:
     """Build a method's step as ``CSETrainer`` takes it; ``wrap`` may put a wrapper around the model.
 
     ``augmentation`` holds arguments of ``make_augmentation``, ``compiled`` of ``compile_layers``. Teachers have random
     vectors. The diagnostics that compare with another sentence's vector are measured as often as in training
     (``usual``), in each step (``always``) or ``never``. ``padding`` is the ``PADDING`` of ``fast_packing.py``.
+    ``converted`` lets ``fast_weights.py`` convert weights on a CPU as well.
     """
+    if converted:
+        fast_weights.converts = lambda device: True
     if padding is not None:
         fast_packing.PADDING = padding
     model = METHODS[method].from_backbone(setting.backbone, **fields).to(setting.device).train()
@@ -186,7 +191,7 @@ def read_rows(path: Path, names: list[str] | None) -> dict[str, Row]:
         fields = dict(given)
         own = {key: fields.pop(key, None) for key in ("title", "step", "against", "precision")}
         more = {"compiled": fields.pop("compile")} if "compile" in fields else {}
-        more |= {key: fields.pop(key) for key in ("gaps", "padding") if key in fields}
+        more |= {key: fields.pop(key) for key in ("gaps", "padding", "converted") if key in fields}
         method = {"method": fields.pop("method"), "fields": fields, **more} if "method" in fields else {}
         step = csekit_step if own["step"] is None else getattr(peers, own["step"])
         found[name] = Row(own["title"], partial(step, **method), own["against"], own["precision"])

@@ -394,6 +394,25 @@ def end_to_end_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[l
     return caption, ["", "s", "time", "CPU s", "CPU time", "MiB", "memory", "growth"], body
 
 
+def filled_rows_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Return caption, head and rows: oneDNN's kernels and memory of a long training, with rows filled up and not.
+
+    Arguments:
+        results: content of ``experiments/results/benchmarks/kernels-NAME.json``.
+    """
+    run, body = results["run"], []
+    for row in results["rows"]:
+        cells = [row["title"], f"{row['kernels']:,}", f"{row['late_kernels_a_step']:.2f}"]
+        body.append([*cells, f"{row['memory'] / 2**20:,.0f}", f"{row['growth']:.3f} ×"])
+    caption = (
+        f"{run['steps']:,} steps of SimCSE over {run['batch_size']} sentences of at most {run['max_seq_length']} "
+        f"tokens of {run['corpus']}, backbone {run['backbone']}, {run['precision']}, CPU threads: {run['threads']}: "
+        "kernels that oneDNN made, those of a step in the last quarter, resident memory at its peak, and that of the "
+        "last quarter beside the second."
+    )
+    return caption, ["", "kernels", "a step, at the end", "MiB", "growth"], body
+
+
 def term_gradients_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     """Return caption, head and rows: how strongly each loss term pulls at the encoder, and in which direction.
 

@@ -296,6 +296,24 @@ def test_packing_rows_choose_what_is_packed(
     assert seen[0] == usual and seen[1] == 0 and seen[2] > 1 << 32
 
 
+def test_weights_rows_convert_together_where_they_say_so(
+    script: Callable[[str], ModuleType], masked_lm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = script("train_step")
+    converted, convert = [], module.fast_weights._copies
+    monkeypatch.setattr(
+        module.fast_weights, "_copies", lambda weights, dtype: converted.append(dtype) or convert(weights, dtype)
+    )
+    setting = module.Setting(str(masked_lm), "cpu", "bf16", 16, 1)
+    for name, row in module.read_rows(ROOT / "benchmarks/weights.yaml", None).items():
+        monkeypatch.setattr(module.fast_weights, "converts", lambda device: device.type != "cpu")
+        row.build(setting)(rows(4))
+        both_ways = {module.torch.bfloat16, module.torch.float32}
+        assert set(converted) == (both_ways if name.endswith("-converted") else set()), name
+        assert row.against == (name.removesuffix("-converted") if converted else None)
+        converted.clear()
+
+
 def test_the_usual_time_counts_measuring_steps_as_often_as_they_come(script: Callable[[str], ModuleType]) -> None:
     usual = script("train_step").usual
     assert usual([1.0, 9.0, 1.0, 1.0, 6.0], range(1, 6)) == (4 * 1.0 + 6.0) / 5
