@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,22 @@ def train(args: argparse.Namespace) -> None:
             print(f"{POINT}{number} {resident()}", flush=True)
 
 
-def start(side: str, argv: list[str]) -> subprocess.Popen[str]:
+def run_sides(argv: list[str]) -> dict[str, list[str]]:
+    """Run both sides at the same time, and return the lines that each has written.
+
+    Raises:
+        SystemExit: a side failed.
+    """
     variables = {**os.environ, "ONEDNN_VERBOSE": "profile_create"}
-    command = [sys.executable, str(Path(__file__).resolve()), *argv, "--side", side]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
+    with tempfile.TemporaryDirectory() as folder:
+        logs, processes = {side: Path(folder) / side for side in SIDES}, {}
+        for side, log in logs.items():
+            with log.open("w") as file:
+                command = [sys.executable, str(Path(__file__).resolve()), *argv, "--side", side]
+                processes[side] = subprocess.Popen(command, stdout=file, env=variables)
+        if failed := [side for side, process in processes.items() if process.wait()]:
+            raise SystemExit(f"error: the side {failed[0]} failed, see above")
+        return {side: log.read_text(errors="replace").splitlines() for side, log in logs.items()}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -99,11 +112,7 @@ def main(argv: list[str] | None = None) -> None:
         corpus, _ = read_batches(args.train_file, args.batch_size, 1)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
-    given = list(sys.argv[1:] if argv is None else argv)
-    processes = {side: start(side, given) for side in SIDES}
-    written = {side: process.communicate()[0].splitlines() for side, process in processes.items()}
-    if failed := [side for side, process in processes.items() if process.returncode]:
-        raise SystemExit(f"error: the side {failed[0]} failed, see above")
+    written = run_sides(list(sys.argv[1:] if argv is None else argv))
     rows = [summary(side, points(lines)) for side, lines in written.items()]
     for row in rows:
         print(
