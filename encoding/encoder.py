@@ -334,6 +334,21 @@ def tokenizer_digest(encoder: TextEncoder) -> str | None:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+def inference_head(model: Any) -> nn.Module:
+    """Return the layers that a model applies to the pooled vector: a SentenceTransformer's Dense and Normalize, or the
+    projector of a checkpoint that keeps it at inference; an Identity for none."""
+    head = getattr(model, "head", None)
+    if not isinstance(head, nn.Module) and getattr(getattr(model, "config", None), "projector_at_inference", False):
+        head = model.projector
+    return head if isinstance(head, nn.Module) else nn.Identity()
+
+
+def layers_of(model: nn.Module) -> list[str]:
+    """Return the classes of the layers of ``inference_head``. Some have no weights: Normalize, an activation."""
+    layers = [layer for layer in inference_head(model).modules() if not list(layer.children())]
+    return [type(layer).__name__ for layer in layers if not isinstance(layer, nn.Identity)]
+
+
 def vectors(encoder: Encoder, texts: Sequence[str], progress: bool = False) -> Any:
     """Encode with an encoder of any kind, as :func:`embed` does, but let a sparse (N, V) matrix (``TfidfEncoder``)
     pass.

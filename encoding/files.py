@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from csekit.encoding.chunks import NoTokensError
 from csekit.encoding.delimited import unique_names
-from csekit.encoding.encoder import TextEncoder, first_not_finite, tokenizer_digest, weights_digest
+from csekit.encoding.encoder import TextEncoder, first_not_finite, layers_of, tokenizer_digest, weights_digest
 from csekit.encoding.stores import (
     DTYPES,
     check_rows,
@@ -230,9 +230,11 @@ def encode_file(
 
 
 def encoder_settings(encoder: TextEncoder) -> dict[str, Any]:
-    """Return what decides an encoder's vectors, as plain values: its description without its name, and the digests of
-    its weights and tokenizer; prompt, role and the digest of its modules' settings where it has one."""
-    settings = {**encoder.describe(), "lowercase": encoder.lowercase, "weights": weights_digest(encoder.model)}
+    """Return what decides an encoder's vectors, as plain values: its description without its name, the layers behind
+    its pooling, and the digests of its weights and tokenizer; prompt, role and the digest of its modules' settings
+    where it has one."""
+    settings = {**encoder.describe(), "lowercase": encoder.lowercase, "layers": layers_of(encoder.model)}
+    settings["weights"] = weights_digest(encoder.model)
     del settings["name"]  # the folder may be renamed
     further = {"prompt": encoder.prompt, "role": encoder.role, "modules": encoder.modules}
     further["tokenizer"] = tokenizer_digest(encoder)

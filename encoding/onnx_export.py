@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from csekit.encoding.deploy import Source, check_output, copy_metadata, load_source, whole_folder, write_record
-from csekit.encoding.encoder import TextEncoder
+from csekit.encoding.encoder import TextEncoder, inference_head
 from csekit.encoding.folders import Normalize
 from csekit.encoding.onnx import EMBEDDING, ONNX_FILE, ONNX_FOLDER, STATES, ONNXEncoder, ONNXModel
 from csekit.modeling import CSEModel
@@ -59,7 +59,7 @@ class EncoderGraph(nn.Module):
         ours = isinstance(model, CSEModel)
         self.pooling = model.config.pooling if ours else model.pooling
         self.mask_offset = model.config.prompt_mask_offset if ours else model.mask_offset
-        head = (model.projector if model.config.projector_at_inference else nn.Identity()) if ours else model.head
+        head = inference_head(model)
         self.head = nn.Sequential(head, Normalize()) if normalize else head
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:

@@ -161,7 +161,7 @@ def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 def comparable(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return an encoder's settings without what a record of an earlier version does not hold."""
-    later = ("modules", "tokenizer", "lowercase")
+    later = ("modules", "tokenizer", "lowercase", "layers")
     return {name: value for name, value in settings.items() if name not in later or name in recorded}
 
 

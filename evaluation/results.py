@@ -136,9 +136,9 @@ def check_replaceable(path: str | Path, run: Mapping[str, Any]) -> None:
 
 
 def same_run(old: Any, new: Any) -> bool:
-    """Tell whether two values of ``run`` are equal, but for the digests that files of earlier versions lack."""
+    """Tell whether two values of ``run`` are equal, but for what files of earlier versions lack."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        later = {"tokenizer", "tensors"} - old.keys()
+        later = {"tokenizer", "tensors", "further"} - old.keys()
         new = {name: value for name, value in new.items() if name not in later}
     return bool(old == new)
 

@@ -190,6 +190,50 @@ def test_another_tokenizer_beside_the_same_weights_is_another_run(
     assert "tokenizer" in read_results(written)["run"]
 
 
+def _modules_of(folder: Path, modes: dict[str, Any], further: list[str]) -> None:
+    """Write the modules of a SentenceTransformer: an encoder, a pooling and further ones without weights."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", **{f"{i}_{kind}": kind for i, kind in enumerate(further, 2)}}
+    for path in kinds:
+        (folder / path).mkdir(exist_ok=True)
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    config = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": False, **modes}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("changed", ["layers", "lower case", "another's pooling"])
+def test_other_modules_beside_the_same_weights_are_another_run(
+    tmp_path: Path, tiny_folder: Path, changed: str
+) -> None:
+    """Regression: scores of a folder whose modules were changed were added to those of the earlier ones."""
+    output, pairs = tmp_path / "a.json", tmp_path / "pairs.tsv"
+    pairs.write_text("sentence1\tsentence2\tscore\na dog\ta cat\t1\nthe man\ta cat\t2\nred\ta dog\t3\n")
+    foreign = changed == "another's pooling"
+    if foreign:
+        pytest.importorskip("sentence_transformers")
+    _modules_of(tiny_folder, {f"pooling_mode_{'max' if foreign else 'mean'}_tokens": True}, [])
+    words = ("eval", tiny_folder, "--pairs", pairs, "--output", output, "--device", "cpu", "--no_progress")
+    for _ in range(2):
+        found = run(*words)
+        assert found.exit_code == 0, found.output
+    content = json.loads(output.read_text())
+    if changed == "layers":
+        _modules_of(tiny_folder, {"pooling_mode_mean_tokens": True}, ["Normalize"])
+    elif changed == "lower case":
+        (tiny_folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    else:
+        _modules_of(tiny_folder, {"pooling_mode_weightedmean_tokens": True}, [])
+    refused = run(*words)
+    assert refused.exit_code == 2 and "holds the results of another run" in refused.output
+    del content["run"]["further"]  # an earlier version wrote none
+    output.write_text(json.dumps(content))
+    assert run(*words).exit_code == 0
+    assert "further" in read_results(output)["run"]
+
+
 def test_other_weights_of_the_hub_are_another_run(
     tmp_path: Path, tiny_folder: Path, tiny_bert: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

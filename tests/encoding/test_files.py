@@ -354,6 +354,28 @@ def test_another_tokenizer_beside_the_same_weights_is_refused(tiny_folder: Path,
     assert open_embeddings(out).encoder(device="cpu").encode(["dog"]).shape == (1, 32)
 
 
+def test_layers_behind_the_pooling_belong_to_the_encoder(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
+    """Regression: an output stayed as it was when a Normalize module, which has no weights, was added."""
+    out, pooling = tmp_path / "out.npy", tiny_folder / "1_Pooling"
+    pooling.mkdir()
+    (pooling / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    modules = [
+        {"path": path, "type": f"sentence_transformers.models.{kind}"}
+        for path, kind in (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    ]
+    (tiny_folder / "modules.json").write_text(json.dumps(modules[:2]))
+    record = encode_file(load_encoder(tiny_folder, device="cpu"), lines, out, progress=False)
+    (tiny_folder / "modules.json").write_text(json.dumps(modules))
+    changed = load_encoder(tiny_folder, device="cpu")
+    with pytest.raises(ValueError, match=r"out\.npy\.json: encoder\.layers was \[\] there and is \['Normalize'\]"):
+        encode_file(changed, lines, out, progress=False)
+    with pytest.raises(ValueError, match=r"encoded with another encoder than .*: layers is"):
+        open_embeddings(out).encoder(device="cpu")
+    del record["settings"]["encoder"]["layers"]  # an earlier version wrote none
+    embedding_files.write_record(tmp_path / "out.npy.json", record)
+    assert encode_file(changed, lines, out, progress=False)["complete"]
+
+
 @pytest.mark.parametrize("setting", ["lowercase", "normalizer"])
 def test_what_the_tokenizer_does_with_letters_belongs_to_it(tiny_folder: Path, setting: str) -> None:
     before = encoder_settings(load_encoder(tiny_folder, "mean", device="cpu"))

@@ -2,7 +2,9 @@
 
 import functools
 import importlib.util
+import json
 import random
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -145,6 +147,16 @@ def test_whitened_ranked_and_cut_encoders_are_known(export: Path) -> None:
     assert MTEBEncoder(Whitening(load_encoder(export), corpus)).revision == revisions[1]
     with pytest.raises(ValueError, match="encoder must not be fitted on the texts it gets"):
         MTEBEncoder(Whitening(encoder))
+
+
+def test_other_modules_beside_the_same_weights_are_another_encoder(export: Path, tmp_path: Path) -> None:
+    """Regression: mteb gave the scores that it had kept of the same folder without its Normalize module."""
+    other = shutil.copytree(export, tmp_path / "other" / export.name)
+    assert MTEBEncoder(load_encoder(other)).revision == MTEBEncoder(load_encoder(export)).revision
+    modules = json.loads((other / "modules.json").read_text())
+    modules.append({"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"})
+    (other / "modules.json").write_text(json.dumps(modules))
+    assert MTEBEncoder(load_encoder(other)).revision != MTEBEncoder(load_encoder(export)).revision
 
 
 def test_similarities_are_cosines() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from csekit.encoding.encoder import TextEncoder, first_not_finite, tokenizer_digest, weights_digest
+from csekit.encoding.encoder import TextEncoder, first_not_finite, layers_of, tokenizer_digest, weights_digest
 from csekit.encoding.load import load_encoder
 from csekit.encoding.provenance import checksum
 from csekit.encoding.sentence_transformer import SentenceTransformerEncoder
@@ -188,6 +188,7 @@ def stored_vectors(
     del settings["encoder"]["name"]  # the folder may be renamed
     if isinstance(encoder, TextEncoder):
         settings["encoder"] |= {"tokenizer": tokenizer_digest(encoder), "lowercase": encoder.lowercase}
+        settings["encoder"] |= {"layers": layers_of(encoder.model), "modules": encoder.modules}
     target.parent.mkdir(parents=True, exist_ok=True)
     path = target.with_name(f"{target.name}.json")
     record = read_record(path, settings) or {"settings": settings, "done": 0, "truncated": 0, "complete": False}

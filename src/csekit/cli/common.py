@@ -85,7 +85,7 @@ def check_results_output(path: Path) -> None:
 def identity(path: str, encoder: "TextEncoder") -> dict[str, Any]:
     """Describe the encoder of a path; two results files whose ``run`` holds the same are of the same encoder."""
     from csekit.encoding import checksum
-    from csekit.encoding.encoder import TextEncoder, tokenizer_digest, weights_digest
+    from csekit.encoding.encoder import TextEncoder, layers_of, tokenizer_digest, weights_digest
     from csekit.encoding.onnx import graph_files, onnx_file
     from csekit.encoding.provenance import weights_of
 
@@ -97,7 +97,10 @@ def identity(path: str, encoder: "TextEncoder") -> dict[str, Any]:
     digests = {"tokenizer": tokenizer_digest(inner)}
     if not weights and hasattr(inner, "model"):  # of the Hub, which may give others under the same name tomorrow
         digests["tensors"] = weights_digest(inner.model)
-    told = {name: digest for name, digest in digests.items() if digest is not None}
+    told: dict[str, Any] = {name: digest for name, digest in digests.items() if digest is not None}
+    if hasattr(inner, "model"):
+        modules = {} if inner.modules is None else {"modules": inner.modules}
+        told["further"] = {"lowercase": inner.lowercase, "layers": layers_of(inner.model), **modules}
     return {"encoder": encoder.describe(), "weights": weights, **told}
 
 
