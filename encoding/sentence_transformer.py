@@ -55,11 +55,12 @@ class SentenceTransformerEncoder(TextEncoder):
         return getattr(self.model, names[self.role]) if self.role else self.model.encode  # type: ignore[no-any-return]
 
     def _cut(self, distinct: list[str]) -> int:
-        """Count the texts that exceed the length limit."""
+        """Count the texts that exceed the length limit with their prompt."""
         tokenizer: Any = self.tokenizer
         if self.max_length is None or not hasattr(tokenizer, "model_max_length"):
             return 0
-        prompt = self.prompt or ""
+        prompt = self.model.prompts.get(self.model.default_prompt_name) if self.prompt is None else self.prompt
+        prompt = prompt or ""
         ids = tokenizer([prompt + text for text in distinct], truncation=False, verbose=False)["input_ids"]
         return sum(len(row) > self.max_length for row in ids)
 

@@ -327,6 +327,23 @@ def test_a_tokenizer_that_cuts_the_start_goes_through_sentence_transformers(tiny
     np.testing.assert_allclose(load_encoder(tiny_folder, device="cpu").encode(texts), wanted, atol=1e-5)
 
 
+def test_a_default_prompt_counts_among_the_tokens(tiny_folder: Path, tmp_path: Path) -> None:
+    """Regression: texts that lost their ends to the model's default prompt were counted as whole."""
+    pytest.importorskip("sentence_transformers")
+    sentence_transformer(tiny_folder, {"pooling_mode_mean_tokens": True})
+    settings = {"prompts": {"topic": "the man plays guitar "}, "default_prompt_name": "topic"}
+    (tiny_folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    (tiny_folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+    (tmp_path / "texts.txt").write_text("a dog runs\na dog\na dog plays\n")
+    words = ["encode", tmp_path / "texts.txt", "-m", tiny_folder, "-o", tmp_path / "out.npy", "--no_progress"]
+    found = CliRunner().invoke(main, [str(word) for word in [*words, "--device", "cpu"]])
+    assert "3 rows, 2 texts truncated" in found.output, found.output
+    vectors = np.load(tmp_path / "out.npy")
+    np.testing.assert_array_equal(vectors[0], vectors[2])  # of their first two words
+    encoder = load_encoder(tiny_folder, device="cpu").for_role("query")  # an empty prompt
+    assert encoder.encode(["a dog runs"]).shape == (1, 32) and encoder.truncated == 0
+
+
 def test_lower_case_setting_is_followed(tiny_folder: Path) -> None:
     sentence_transformer(tiny_folder, {"pooling_mode_mean_tokens": True})
     (tiny_folder / "sentence_bert_config.json").write_text('{"max_seq_length": 5, "do_lower_case": true}')
