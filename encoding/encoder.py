@@ -76,19 +76,24 @@ def position_limit(model: nn.Module) -> int | None:
     return limit if limit != -1 else None  # XLNet's way to name none
 
 
-def truncation_length(model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> int:
-    """Return the limit in tokens, special tokens included: ``max_length``, or the lower of the tokenizer's and the
-    model's limit.
+def truncation_length(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None, saved: int | None = None
+) -> int:
+    """Return the limit in tokens, special tokens included: ``max_length``, or the lowest of the tokenizer's, the
+    model's and the ``saved`` limit.
+
+    Arguments:
+        saved: the limit in a SentenceTransformer's folder; None where it names none.
 
     Raises:
-        ValueError: ``max_length`` exceeds the model's positions, or is None where neither names a limit.
+        ValueError: ``max_length`` exceeds the model's positions, or is None where nothing names a limit.
     """
     positions = position_limit(model)
     if max_length is not None:
         if positions is not None and max_length > positions:
             raise ValueError(f"max_length must be at most {positions} for this model, got {max_length}")
         return max_length
-    limits = [limit for limit in (tokenizer.model_max_length, positions) if limit is not None and limit < 10**6]
+    limits = [limit for limit in (tokenizer.model_max_length, positions, saved) if limit is not None and limit < 10**6]
     if not limits:
         raise ValueError("max_length must be given: neither the tokenizer nor the model's config names a limit")
     return int(min(limits))

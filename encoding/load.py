@@ -52,14 +52,12 @@ def _from_sentence_transformer(
     tokenizer = load_tokenizer(source, embedding_rows(backbone), found)
     model = PooledBackbone(backbone, found, mask_offset, head=load_head(folder))
     settings = read_settings(folder, "sentence_bert_config.json")
-    if max_length is None and settings.get("max_seq_length"):
-        max_length = min(settings["max_seq_length"], truncation_length(model, tokenizer))
     encoder = TextEncoder(
         model,
         tokenizer,
         name=name,
         pooling=found,
-        max_length=max_length,
+        max_length=truncation_length(model, tokenizer, max_length, settings.get("max_seq_length")),
         batch_size=batch_size,
         prompt_template=own_template(tokenizer),
         lowercase=bool(settings.get("do_lower_case")),

@@ -209,6 +209,20 @@ def test_t5_is_its_encoder(tmp_path: Path, model_class: str) -> None:
     np.testing.assert_allclose(load_encoder(folder, device="cpu").encode(TEXTS), wanted, atol=1e-5)
 
 
+def test_the_length_limit_of_the_folder_is_enough(tmp_path: Path) -> None:
+    """Regression: a T5 whose tokenizer names no limit asked for max_length, although its folder has one."""
+    folder = t5_folder(tmp_path / "t5", "T5", "T5EncoderModel")
+    sentence_transformer(folder, {"pooling_mode_mean_tokens": True})
+    file = folder / "tokenizer_config.json"
+    content = json.loads(file.read_text())
+    del content["model_max_length"]
+    file.write_text(json.dumps(content))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 6}')
+    encoder = load_encoder(folder, device="cpu")
+    assert encoder.max_length == 6
+    assert encoder.encode(["the man plays a dog the"]).shape == (1, 32) and encoder.truncated == 1
+
+
 def test_another_model_that_needs_a_decoder_s_input_is_refused_when_loaded(tmp_path: Path) -> None:
     from transformers import PegasusConfig, PegasusModel
 
