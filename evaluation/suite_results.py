@@ -45,14 +45,13 @@ class SuiteResults:
             raise ValueError(f"--output must end in .json, got {self.path.name!r}")
         self._content: dict[str, Any] = {"title": name, "suites": {}, "seconds": {}}
         self._similarities: dict[str, Any] = {}
+        self._anew = overwrite
         if self.path.exists() and not overwrite:
             self._resume(run)
         self._content |= {"run": run, "name": name, "backbone": name, "title": title or self._content["title"]}
 
     def _resume(self, run: Mapping[str, Any]) -> None:
-        old = read_results(self.path)
-        if not same_run(old.get("run"), plain(run)):
-            raise FileExistsError(f"{self.path}: holds the results of another run; choose another name or --overwrite")
+        old = self._read(run)
         for key, settings in self.settings.items():
             held = ((old.get("suites") or {}).get(key) or {}).get("settings")
             if held is not None and held != settings:
@@ -70,8 +69,33 @@ class SuiteResults:
             self._similarities = read_similarities(self.path)
         self._content |= {name: value for name, value in old.items() if value is not None}
 
+    def _read(self, run: Any) -> dict[str, Any]:
+        """Read the file. Raises FileExistsError: it is of another encoder."""
+        old = read_results(self.path)
+        if not same_run(old.get("run"), plain(run)):
+            raise FileExistsError(f"{self.path}: holds the results of another run; choose another name or --overwrite")
+        return old
+
+    def _take_added(self) -> None:
+        """Take the suites that another command has added to the file meanwhile."""
+        old = self._read(self._content["run"])
+        added = [key for key in old.get("suites") or {} if key not in self._content["suites"]]
+        for key in added:
+            self._content[key], self._content["suites"][key] = old.get(key), old["suites"][key]
+            self._content["seconds"][key] = (old.get("seconds") or {}).get(key)
+        if added and old.get("similarities"):
+            self._similarities = read_similarities(self.path) | self._similarities
+
     def add(self, key: str, scores: Any, seconds: float) -> Path:
-        """Write the scores of a suite: an object with ``to_dict`` and optionally ``similarities``."""
+        """Write the scores of a suite: an object with ``to_dict`` and optionally ``similarities``. Suites that another
+        command has added to the file since it was read stay in it.
+
+        Raises:
+            FileExistsError: another command has written the results of another encoder there.
+        """
+        if self.path.exists() and not self._anew:
+            self._take_added()
+        self._anew = False
         found = environment()
         self._content[key] = scores.to_dict()
         self._content["suites"][key] = {"settings": self.settings[key], "environment": found}

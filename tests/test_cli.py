@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from csekit.cli import main
-from csekit.evaluation import clustering, read_results, sts_data, transfer_data
+from csekit.evaluation import clustering, read_results, sts_data, suites, transfer_data
 from csekit.evaluation.results import read_similarities, write_results
 from csekit.modeling import SimCSEModel
 
@@ -188,6 +188,28 @@ def test_another_tokenizer_beside_the_same_weights_is_another_run(
     written.write_text(json.dumps(content))
     assert run(*words, "--pairs", tmp_path / "two.tsv").exit_code == 0
     assert "tokenizer" in read_results(written)["run"]
+
+
+def test_two_evaluations_at_once_keep_each_other_s_scores(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the one that finished last wrote the file without the other's scores."""
+    output, score = tmp_path / "a.json", suites.score_pair_file
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.tsv").write_text(
+            "sentence1\tsentence2\tscore\na dog\ta cat\t1\nthe man\ta cat\t2\nred\ta dog\t3\n"
+        )
+    words = ("eval", tiny_folder, "--pooling", "mean", "--output", output, "--device", "cpu", "--pairs")
+
+    def meanwhile(*given: Any) -> Any:
+        monkeypatch.setattr(suites, "score_pair_file", score)
+        assert run(*words, tmp_path / "two.tsv").exit_code == 0
+        return score(*given)
+
+    monkeypatch.setattr(suites, "score_pair_file", meanwhile)
+    assert run(*words, tmp_path / "one.tsv").exit_code == 0
+    assert {"pairs:one", "pairs:two"} <= read_results(output).keys()
+    assert set(read_similarities(output)) == {"one", "two"}
 
 
 def _modules_of(folder: Path, modes: dict[str, Any], further: list[str]) -> None:

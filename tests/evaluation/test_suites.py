@@ -165,3 +165,35 @@ def test_the_same_suite_again_is_replaced(tmp_path: Path) -> None:
         second = scores("STS12", seed)
         record(path, {"test": {}}).add("test", second, 1)
     assert read_results(path)["test"]["tasks"]["STS12"]["all"] == pytest.approx(second.tasks["STS12"].all, abs=1e-5)
+
+
+def test_two_commands_at_once_add_to_one_file(tmp_path: Path) -> None:
+    """Regression: the command that finished last wrote the file as it was when that command began, and the scores of
+    the other one were gone."""
+    path = tmp_path / "a.json"
+    first, second = record(path, {"test": {}, "classification:x": {}}), record(path, {"transfer": {}, "dev": {}})
+    second.add("transfer", Other(), 2.0)
+    first.add("test", scores("STS12"), 1.0)
+    second.add("dev", scores("STS-B-dev"), 3.0)
+    first.add("classification:x", Other(), 4.0)
+    content = read_results(path)
+    assert list(content["suites"]) == ["classification:x", "dev", "test", "transfer"]
+    assert content["transfer"] == {"tasks": {"CR": {"accuracy": 3}}}
+    assert content["seconds"] == {"test": 1.0, "transfer": 2.0, "dev": 3.0, "classification:x": 4.0, "total": 10.0}
+    assert set(read_similarities(path)) == {"STS12", "STS-B-dev"}
+
+
+def test_a_file_that_another_run_wrote_meanwhile_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    first, other = record(path, {"test": {}}), record(path, {"test": {}}, run="b")
+    other.add("test", scores("STS12"), 1)
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError, match="another run"):
+        first.add("test", scores("STS12"), 1)
+    assert path.read_bytes() == before
+    anew = record(path, {"test": {}, "transfer": {}}, overwrite=True)
+    anew.add("transfer", Other(), 1)
+    assert list(read_results(path)["suites"]) == ["transfer"]
+    record(path, {"dev": {}}).add("dev", Other(), 1)
+    anew.add("test", scores("STS12"), 1)
+    assert list(read_results(path)["suites"]) == ["dev", "test", "transfer"]
