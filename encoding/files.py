@@ -19,6 +19,7 @@ from csekit.encoding.delimited import unique_names
 from csekit.encoding.encoder import TextEncoder, first_not_finite, layers_of, tokenizer_digest, weights_digest
 from csekit.encoding.stores import (
     DTYPES,
+    check_apart,
     check_rows,
     check_shards,
     first_difference,
@@ -192,8 +193,9 @@ def encode_file(
         the record in ``OUT.json``.
 
     Raises:
-        ValueError: an argument is not allowed; the output was made from another input or with other settings; an
-            embedding holds NaN or infinite values (the message names the row; rows before its chunk stay).
+        ValueError: an argument is not allowed; the input lies in the output; the output was made from another input or
+            with other settings; an embedding holds NaN or infinite values (the message names the row; rows before its
+            chunk stay).
         FileNotFoundError: there is no such input.
         CorpusError: the input holds something that is not text.
     """
@@ -217,6 +219,7 @@ def encode_file(
     }
     target = shard_path(output, part) if kind == "npy" and part[1] > 1 else output
     path = record_path(target, part)
+    check_apart(source.path, target, path)
     record = {} if overwrite else read_record(path, settings)
     record = record or {"name": encoder.name, "settings": settings, "done": 0, "truncated": 0, "complete": False}
     if not record["complete"]:

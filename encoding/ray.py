@@ -15,6 +15,7 @@ from csekit.encoding.fast_cpu import check_precision
 from csekit.encoding.files import TextColumn, text_column
 from csekit.encoding.load import load_encoder
 from csekit.encoding.provenance import write_atomically
+from csekit.encoding.stores import check_apart
 from csekit.encoding.text_files import CorpusError
 from csekit.encoding.workers import check_workers
 
@@ -66,8 +67,9 @@ def encode_with_ray(
 
     Raises:
         ImportError: ray is not installed.
-        ValueError: not parquet, a precision or a number of actors that is not allowed, or an output that exists.
-        CorpusError: no such column, a cell without text, or rows that are missing afterwards.
+        ValueError: not parquet, a precision or a number of actors that is not allowed, an output that exists or holds
+            the input.
+        CorpusError: no such column, a column ``embedding``, a cell without text, or rows that are missing afterwards.
     """
     check_precision(precision, torch.device("cuda") if num_gpus else None)
     check_workers(num_workers, torch.device("cpu"))
@@ -78,9 +80,11 @@ def encode_with_ray(
         raise ImportError("--engine ray needs ray: pip install 'csekit[ray]'") from error
     target = Path(output)
     files = _parquet_files(Path(input_file), target)
+    check_apart(Path(input_file), target)
     name = text_column(files[0], column).name
     for file in files:
         _check_texts(text_column(file, name))
+        _check_free(file)
     if target.exists() and not overwrite:
         raise ValueError(f"{target}: exists; Ray does not go on with a half-done output: remove it or say overwrite")
     rows = _count(files)
@@ -122,6 +126,14 @@ def _check_texts(source: TextColumn) -> None:
         return
     for _ in source.batches():
         pass
+
+
+def _check_free(path: Path) -> None:
+    """Raise CorpusError for a column that the embeddings would replace."""
+    import pyarrow.parquet as pq
+
+    if "embedding" in pq.read_schema(path).names:
+        raise CorpusError(f"{path}: must have no column 'embedding', which would be lost: rename it")
 
 
 def _count(files: Iterable[Path]) -> int:

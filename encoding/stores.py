@@ -51,6 +51,17 @@ def record_path(target: Path, shard: tuple[int, int]) -> Path:
     return target / ("_encode.json" if shard[1] == 1 else f"_encode.{shard[0]}-of-{shard[1]}.json")
 
 
+def check_apart(source: Path, output: Path, *others: Path) -> None:
+    """Raise ValueError where the input of an encoding is its output, or lies in it: it would be deleted or replaced.
+
+    Arguments:
+        others: further files that the encoding writes.
+    """
+    around = {source.resolve(), *source.resolve().parents}
+    if any(path.resolve() in around for path in (output, *others)):
+        raise ValueError(f"{output}: must not hold the input {source.name}, which would be lost: choose another")
+
+
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """Replace the record in one step."""
     text = json.dumps({**record, "version": _VERSION}, indent=2, sort_keys=True, ensure_ascii=False)

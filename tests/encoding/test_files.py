@@ -354,6 +354,24 @@ def test_another_tokenizer_beside_the_same_weights_is_refused(tiny_folder: Path,
     assert open_embeddings(out).encoder(device="cpu").encode(["dog"]).shape == (1, 32)
 
 
+@pytest.mark.parametrize(("given", "out"), [("x.parquet/rows-0.parquet", "x.parquet"), ("x.npy.json", "x.npy")])
+def test_an_input_that_the_output_would_destroy_is_refused(
+    tiny_folder: Path, tmp_path: Path, given: str, out: str
+) -> None:
+    """Regression: with --overwrite the rows that were to be read were deleted, or the record took their place."""
+    file = tmp_path / given
+    file.parent.mkdir(exist_ok=True)
+    if given.endswith(".json"):
+        file.write_text(json.dumps([{"text": "the man"}, {"text": "a dog"}]))
+    else:
+        pq.write_table(pa.table({"text": ["the man", "a dog"]}), file)
+    before = file.read_bytes()
+    words = ["encode", file, "-m", tiny_folder, "--pooling", "mean", "-o", tmp_path / out, "--overwrite"]
+    found = CliRunner().invoke(main, [str(word) for word in [*words, "--device", "cpu", "--no_progress"]])
+    assert file.is_file() and file.read_bytes() == before
+    assert found.exit_code == 2 and "must not hold the input" in found.output, found.output
+
+
 def test_layers_behind_the_pooling_belong_to_the_encoder(tiny_folder: Path, lines: Path, tmp_path: Path) -> None:
     """Regression: an output stayed as it was when a Normalize module, which has no weights, was added."""
     out, pooling = tmp_path / "out.npy", tiny_folder / "1_Pooling"

@@ -137,6 +137,26 @@ def test_a_cell_without_text_is_refused_as_without_ray(
     assert not (tmp_path / "out.parquet").exists()
 
 
+@pytest.mark.parametrize("wrong", ["output", "around", "column"])
+def test_an_input_that_the_output_would_destroy_is_refused(
+    tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: with --overwrite Ray deleted the rows that it was to read; a column ``embedding`` was replaced."""
+    ray = pytest.importorskip("ray", reason="needs ray: pip install 'csekit[ray]'")
+    monkeypatch.setattr(ray.data, "read_parquet", lambda *_, **__: pytest.fail("Ray was asked to read"))
+    file = tmp_path / "in.parquet/a.parquet"
+    file.parent.mkdir()
+    columns = {"s": ["x", "y"], **({"embedding": [1, 2]} if wrong == "column" else {})}
+    pq.write_table(pa.table(columns), file)
+    given = file if wrong == "around" else file.parent
+    output = tmp_path / "out.parquet" if wrong == "column" else file.parent
+    words = ["encode", given, "--model", "model", "-o", output, "--column", "s", "--engine", "ray", "--overwrite"]
+    found = CliRunner().invoke(main, list(map(str, words)))
+    assert found.exit_code == 2, found.output
+    assert ("must have no column 'embedding'" if wrong == "column" else "must not hold the input") in found.output
+    assert pq.read_table(file)["s"].to_pylist() == ["x", "y"]
+
+
 @pytest.mark.slow
 def test_overwriting_ray_s_output_without_ray_leaves_none_of_its_files(tiny_folder: Path, tmp_path: Path) -> None:
     """Readers of the folder got both encodings."""
