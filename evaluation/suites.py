@@ -15,7 +15,7 @@ import numpy as np
 
 from csekit.encoding.encoder import Encoder
 from csekit.evaluation.clustering import cluster_titles, load_stackoverflow
-from csekit.evaluation.geometry_scores import GeometryOptions, measure_geometry
+from csekit.evaluation.geometry_scores import SPLITS, GeometryOptions, measure_geometry
 from csekit.evaluation.mteb_adapter import evaluate_mteb, load_mteb_task
 from csekit.evaluation.own_data import classification_name, load_classification, score_pair_file
 from csekit.evaluation.pairs import Pairs, read_pairs
@@ -210,7 +210,7 @@ def own_data(
         ValueError: two files or folders of one kind with the same name, or pairs named as an STS set of ``SUITES``,
             beside whose similarities a results file holds theirs.
     """
-    taken = {*SUITES["sts"].tasks, *SUITES["dev"].tasks}
+    taken = {*SUITES["sts"].tasks, *SUITES["dev"].tasks, *(f"STS-B {split}" for split in SPLITS)}  # of geometry
     for file in pairs:
         if Path(file).stem in taken:
             raise ValueError(f"{file}: pairs must not be named as one of the sets {sorted(taken)}; rename the file")

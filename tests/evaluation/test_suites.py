@@ -73,7 +73,7 @@ def test_own_files_are_suites_with_their_names() -> None:
 
 def test_pairs_are_not_named_as_an_sts_set() -> None:
     """Their similarities took the place of the set's, and ``csekit compare`` tested them under its name."""
-    for name in ("STS12", "STS-B-dev"):
+    for name in ("STS12", "STS-B-dev", "STS-B test"):
         with pytest.raises(ValueError, match=f"own/{name}.tsv: pairs must not be named as one of the sets"):
             own_data([f"own/{name}.tsv"])
 
