@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from csekit.encoding.encoder import Encoder, TextEncoder, embed, layers_of, tokenizer_digest, weights_digest
+from csekit.encoding.encoder import Encoder, TextEncoder, embed
+from csekit.encoding.files import encoder_settings
 from csekit.evaluation.pairs import read_lines
 from csekit.evaluation.retrieval import in_role, own_similarity
 from csekit.evaluation.retrieval_data import Collection, load_beir
@@ -139,10 +140,7 @@ def fingerprint(encoder: TextEncoder) -> str:
     inner = encoder  # whitened, ranked and cut embeddings are those of another encoder
     while isinstance(wrapped := getattr(inner, "encoder", None), TextEncoder):
         inner = wrapped
-    settings = {**encoder.describe(), "lowercase": inner.lowercase}
-    settings |= {"layers": layers_of(inner.model), "modules": inner.modules}
-    digests = {"weights": weights_digest(inner.model), "tokenizer": tokenizer_digest(inner)}
-    content = json.dumps({**settings, **digests}, sort_keys=True)
+    content = json.dumps({**encoder_settings(inner), **encoder.describe()}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

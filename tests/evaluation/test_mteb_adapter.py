@@ -159,6 +159,14 @@ def test_other_modules_beside_the_same_weights_are_another_encoder(export: Path,
     assert MTEBEncoder(load_encoder(other)).revision != MTEBEncoder(load_encoder(export)).revision
 
 
+def test_another_prompt_is_another_encoder(export: Path) -> None:
+    """Regression: mteb gave the scores that it had kept of the same encoder with another prompt."""
+    encoder = load_encoder(export)
+    made = [encoder, encoder.for_role(None, "the man "), encoder.for_role(None, "a dog "), encoder.for_role("query")]
+    made += [Whitening(each, ["the man sings", "a dog", "red ball"]) for each in made]
+    assert len({MTEBEncoder(each).revision for each in made}) == len(made)
+
+
 def test_similarities_are_cosines() -> None:
     model, x = MTEBEncoder(words), words(sentences(3, 0))
     expected = [[float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for b in x] for a in x]
