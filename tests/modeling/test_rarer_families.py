@@ -17,6 +17,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "rembert": {**SIZES, "input_embedding_size": 8, "output_embedding_size": 12},
     "mobilebert": {**SIZES, "embedding_size": 8, "intra_bottleneck_size": 16, "num_feedforward_networks": 1},
     "longformer": {**SIZES, "attention_window": [4, 4]},
+    "big_bird": {**SIZES, "attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 1},
     "bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 97,
              "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 97, "n_positions": 64},
@@ -105,3 +106,22 @@ def test_a_second_encoder_whose_weights_are_tied_reloads(rare: Any, name: str, t
     second = again.objectives[name].encoder
     assert second.encoder.embed_tokens.weight is second.shared.weight
     assert second.shared.weight is not again.backbone.shared.weight
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last"])
+@pytest.mark.parametrize("kind", ["longformer", "big_bird"])
+def test_a_family_that_lengthens_its_rows_is_pooled_at_its_own_places(
+    rare: Any, make_batch: Any, kind: str, pooling: str
+) -> None:
+    """The last layer was cut down to places of the batch as it came in, while the family's own has longer rows: rows
+    got the states of others, or training ended in its first step."""
+    folder = rare(kind)
+    model, plain = CSEModel.from_backbone(folder, pooling=pooling), AutoModel.from_pretrained(folder).eval()
+    model.returns_states = False
+    batch = make_batch(4, 0, 17)
+    states, last = plain(**batch).last_hidden_state, batch["attention_mask"].sum(1) - 1
+    expected = states[torch.arange(4), last if pooling == "last" else 0]
+    torch.testing.assert_close(model(**batch).sentence_embedding, expected)
+    loss = model.train()(**make_batch(4, 1, 17)).loss
+    loss.backward()
+    assert loss.isfinite()
