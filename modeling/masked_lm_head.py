@@ -21,11 +21,19 @@ from .quiet import quiet_weights
 logger = logging.getLogger(__name__)
 
 
+class StatesAlone(BaseModelOutput):
+    """The output of a backbone of any family: None for fields of a single family (Longformer, LUKE, BART)."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class Passthrough(nn.Module):
     """Replaces the backbone of a masked LM and returns the states that it gets."""
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> BaseModelOutput:
-        return BaseModelOutput(last_hidden_state=inputs_embeds)
+        return StatesAlone(last_hidden_state=inputs_embeds)
 
 
 def _take_out(model: nn.Module, decoder: nn.Module, vocabulary: int) -> None:
