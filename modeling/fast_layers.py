@@ -24,15 +24,19 @@ from .fast_switch import fast
 #: The methods by which a family lengthens the rows of a batch to whole blocks (Longformer, BigBird): the places of a
 #: batch are then other ones inside.
 _LENGTHENING = ("_pad_to_window_size", "_pad_to_block_size")
+#: Types of models whose layers cut their result to the length of a row, words before entities.
+_CUTTING = ("luke",)
 
 
 def attention_output(model: PreTrainedModel) -> nn.Module | None:
     """Return the last layer's module between attention and feed-forward network (``attention.output`` in BERT).
 
-    It takes attention's result and the layer's input. None in a family that is built differently or lengthens the
-    rows, while layers are recomputed in the backward pass, and if the fast paths are off.
+    It takes attention's result and the layer's input. None in a family that is built differently, lengthens or cuts
+    the rows, while layers are recomputed in the backward pass, and if the fast paths are off.
     """
-    if not fast() or any(hasattr(type(model), name) for name in _LENGTHENING):
+    if not fast() or model.config.model_type in _CUTTING:
+        return None
+    if any(hasattr(type(model), name) for name in _LENGTHENING):
         return None
     try:
         last: Any = layer_list(model)[-1]

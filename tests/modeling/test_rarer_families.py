@@ -147,3 +147,13 @@ def test_a_family_that_lengthens_its_rows_is_pooled_at_its_own_places(
     loss = model.train()(**make_batch(4, 1, 17)).loss
     loss.backward()
     assert loss.isfinite()
+
+
+def test_a_large_batch_of_luke_keeps_its_rows(rare: Any, make_batch: Any) -> None:
+    """Of more rows than a row has tokens, the others were cut off: training ended in its first step."""
+    folder = rare("luke")
+    model, plain = CSEModel.from_backbone(folder), AutoModel.from_pretrained(folder).eval()
+    model.returns_states = False
+    batch = make_batch(12, 0, 6)
+    torch.testing.assert_close(model(**batch).sentence_embedding, plain(**batch).last_hidden_state[:, 0])
+    assert model.train()(**make_batch(8, 1, 6)).loss.isfinite()
