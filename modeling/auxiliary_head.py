@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -17,6 +18,17 @@ from .fast_packing import run_encoder
 
 #: Subfolder of a stage-1 checkpoint; the rest of the folder is a plain masked LM that Transformers loads.
 FOLDER = "auxiliary_head"
+
+
+#: A family's map from the width of its embeddings, which has it also where both widths are equal (RemBERT).
+_PROJECTION = "embedding_hidden_mapping_in"
+
+
+def _no_head(config: PreTrainedConfig, error: Exception) -> ValueError:
+    return ValueError(
+        f"the family {config.model_type!r} has no layers that read hidden states instead of token ids, which "
+        f"'aux_mlm' needs ({type(error).__name__}: {error}): choose other objectives, or another encoder"
+    )
 
 
 class _PassEmbeddings(nn.Module):
@@ -44,23 +56,44 @@ class AuxiliaryHead(nn.Module):
         num_layers: number of layers.
 
     Raises:
-        ValueError: the family has no plain list of layers (ALBERT), or adds a norm after the last layer (ModernBERT):
-            the head's layers would then differ from the encoder's.
+        ValueError: the family has no plain list of layers (ALBERT), layers that take more than states (I-BERT,
+            Longformer), or adds a norm after the last layer (ModernBERT): the head's layers would then differ from
+            the encoder's.
     """
 
     def __init__(self, encoder_config: PreTrainedConfig, num_layers: int = 2) -> None:
         super().__init__()
         config = copy.deepcopy(encoder_config)
-        config.num_hidden_layers = num_layers
-        if hasattr(config, "embedding_size"):
-            config.embedding_size = config.hidden_size  # without embeddings there is nothing to project
-        model = build_backbone(config)
+        for name in ("embedding_size", "input_embedding_size"):
+            if hasattr(config, name):
+                setattr(config, name, config.hidden_size)  # without embeddings there is nothing to project
+        try:
+            config.num_hidden_layers = num_layers
+            model = build_backbone(config)
+        except Exception as error:  # each class has its own for another number of layers
+            raise _no_head(config, error) from error
         layer_list(model)
+        for module in model.modules():
+            if hasattr(module, _PROJECTION):
+                setattr(module, _PROJECTION, nn.Identity())
         parent, name = embeddings_module(model)
         words = model.get_input_embeddings()
         own_name = next(child for child, module in getattr(parent, name).named_children() if module is words)
         setattr(parent, name, _PassEmbeddings(own_name))
         self.model = model
+        if model.device.type != "meta":  # from_pretrained builds there what was tried before
+            self._try()
+
+    @torch.no_grad()
+    def _try(self) -> None:
+        """Run the layers on two states. Raises ValueError where they need more."""
+        self.model.eval()  # draws no random numbers
+        states_12H = torch.zeros(1, 2, int(self.model.config.hidden_size), device=self.model.device)
+        try:
+            self(states_12H, torch.ones(1, 2, dtype=torch.long, device=self.model.device))
+        except Exception as error:  # each class has its own
+            raise _no_head(self.model.config, error) from error
+        self.model.train()
 
     @property
     def layers(self) -> nn.ModuleList:

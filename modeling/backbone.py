@@ -91,6 +91,11 @@ def check_decoder(name_or_path: str, model: PreTrainedModel) -> None:
         raise _needs_decoder(name_or_path, model.config.model_type) from error
 
 
+def short_text(model: PreTrainedModel) -> torch.Tensor:
+    """Return the ids of a text without padding, (1, 3), on the model's device."""
+    return torch.full((1, 3), 2 if model.config.pad_token_id == 1 else 1, device=model.device)
+
+
 class GivesScoresError(ValueError):
     """A model has scores of words where others have states (FSMT)."""
 
@@ -103,8 +108,8 @@ def run_on_text_alone(model: PreTrainedModel) -> None:
         GivesScoresError: its output is not as wide as the model.
         Exception: the class needs the decoder's inputs; each class has its own error.
     """
-    ids = torch.full((1, 2), 2 if model.config.pad_token_id == 1 else 1, device=model.device)  # no padding
-    width = model.eval()(input_ids=ids, attention_mask=ids)[0].shape[-1]
+    ids = short_text(model)
+    width = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids))[0].shape[-1]
     own = getattr(model.config, "hidden_size", width)
     if width != own:
         raise GivesScoresError(f"its output has {width} numbers a token, not its hidden size of {own}")

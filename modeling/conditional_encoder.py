@@ -18,10 +18,20 @@ from .fast_packing import run_encoder
 
 def embedding_width(model: PreTrainedModel) -> int:
     """Return E, the width of the embedding layer's output. It is below the hidden size if the family projects it later
-    (ELECTRA, ALBERT)."""
+    (ELECTRA, ALBERT).
+
+    Raises:
+        ValueError: the family has word embeddings of its own kind (I-BERT), or none in a module of their own.
+    """
     parent, name = embeddings_module(model)
     projections = [module for module in getattr(parent, name).modules() if isinstance(module, nn.Linear)]
     words: Any = model.get_input_embeddings()
+    if not isinstance(words, nn.Embedding):
+        raise ValueError(
+            f"the family {model.config.model_type!r} has word embeddings of its own kind, {type(words).__name__}, "
+            "which 'rtd', 'conditional_mlm', 'corrective_lm' and perturbations do not change: choose other "
+            "objectives, or another encoder"
+        )
     return int(projections[-1].out_features if projections else words.embedding_dim)
 
 

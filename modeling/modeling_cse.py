@@ -174,7 +174,10 @@ class CSEModel(EncoderWrapper):
         for objective in model.auxiliaries():
             objective.init_from_checkpoint(name_or_path)
             objective.load_frozen()
-        return cast("CSEModel", speed_up(model.eval()))
+        speed_up(model.eval())
+        for objective in model.auxiliaries():
+            objective.try_on(model.backbone)
+        return model
 
     @classmethod
     def from_pretrained(cls, *args: Any, training: bool = False, **kwargs: Any) -> Any:

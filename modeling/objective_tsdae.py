@@ -8,9 +8,11 @@ import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from .backbone import short_text
 from .fast_counts import first_rows
 from .masked_lm_head import MaskedLMHead
 from .objectives import DeletionSpec, Encode, MaskedCopy, Objective, Views
@@ -123,6 +125,20 @@ class Denoising(Objective):
                 dropout=config.decoder_dropout,
                 element_dropout=0.0,
             )
+
+    @torch.no_grad()
+    def try_on(self, backbone: PreTrainedModel) -> None:
+        if not isinstance(self.decoder, TiedDecoder):
+            return
+        ids = short_text(backbone)
+        memory_1H = torch.zeros(1, int(backbone.config.hidden_size), dtype=backbone.dtype, device=backbone.device)
+        try:
+            self.decoder(backbone, ids, torch.ones_like(ids), memory_1H)
+        except Exception as error:  # each class has its own
+            raise ValueError(
+                f"tsdae_decoder must be 'small' for the family {backbone.config.model_type!r}, whose decoder does not "
+                f"run on a memory of one vector ({type(error).__name__}: {error}), got 'tied'"
+            ) from error
 
     @property
     def batch_spec(self) -> DeletionSpec:

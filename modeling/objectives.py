@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .distributed import token_mean
 from .fast_cache import WHOLE_BATCH, Chunks
@@ -495,6 +495,13 @@ class Objective(nn.Module):
 
     def init_from_checkpoint(self, name_or_path: str) -> None:
         """Fill weights from the backbone's checkpoint. ``from_backbone`` calls this once."""
+
+    def try_on(self, backbone: PreTrainedModel) -> None:
+        """Run what depends on the encoder's family on a short text. ``from_backbone`` calls this once, at its end.
+
+        Raises:
+            ValueError: the family lacks what the objective reads.
+        """
 
     def load_frozen(self) -> None:
         """Load frozen networks that are not part of the state dict. ``from_backbone``,

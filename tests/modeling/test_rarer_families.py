@@ -20,10 +20,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "longformer": {**SIZES, "attention_window": [4, 4]},
     "big_bird": {**SIZES, "attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 1},
     "luke": {**SIZES, "entity_vocab_size": 7, "entity_emb_size": 8},
+    "convbert": {**SIZES, "embedding_size": 8, "head_ratio": 1, "conv_kernel_size": 3},
+    "megatron-bert": SIZES,
+    "fnet": {**SIZES, "tpu_short_seq_length": 32},
+    "ibert": SIZES,
+    "funnel": {"vocab_size": 97, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 24, "block_sizes": [1, 1],
+               "num_decoder_layers": 1},
     "bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 97,
              "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 97, "n_positions": 64},
 }  # fmt: skip
+
+AUX = {"aux_mlm_weight": 1.0, "aux_mlm_head_init": "random"}
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +99,12 @@ def test_a_masked_lm_of_longformer_is_the_family_s_own(rare: Any, make_batch: An
         ("gpt2", {"edited_weight": 1.0}, "generator '.*gpt2.*' cannot be loaded as a masked LM: Unrecognized"),
         ("gpt2", {"rtd_weight": 1.0}, "GPT2Model has no embedding layer around its word embeddings, which 'rtd'"),
         ("gpt2", {"perturb_first": "shuffle+dropout"}, "GPT2Model has no embedding layer .* and perturbations change"),
+        ("convbert", {"tsdae_weight": 1.0}, "'small' for the family 'convbert', whose decoder does not run"),
+        ("megatron-bert", {"tsdae_weight": 1.0}, "'small' for the family 'megatron-bert', whose decoder does not run"),
+        ("funnel", AUX, "the family 'funnel' has no layers that read hidden states .* Please set `block_sizes`"),
+        ("longformer", AUX, "the family 'longformer' has no layers that read hidden states instead of token ids"),
+        ("ibert", AUX, "the family 'ibert' has no layers that read hidden states instead of token ids, which 'aux_ml"),
+        ("ibert", {"rtd_weight": 1.0}, "the family 'ibert' has word embeddings of its own kind, QuantEmbedding, whic"),
     ],
 )
 def test_what_a_family_lacks_is_told_before_anything_is_trained(
@@ -157,3 +171,23 @@ def test_a_large_batch_of_luke_keeps_its_rows(rare: Any, make_batch: Any) -> Non
     batch = make_batch(12, 0, 6)
     torch.testing.assert_close(model(**batch).sentence_embedding, plain(**batch).last_hidden_state[:, 0])
     assert model.train()(**make_batch(8, 1, 6)).loss.isfinite()
+
+
+@pytest.mark.parametrize("init", ["random", "new_layers", "top_layers"])
+def test_an_auxiliary_head_of_rembert_reads_states_of_the_hidden_size(rare: Any, batch_of: Any, init: str) -> None:
+    """Training stopped in its first step: the head kept the map from the narrower word embeddings."""
+    folder = rare("rembert")
+    model = CSEModel.from_backbone(folder, aux_mlm_weight=1.0, aux_mlm_head_init=init).train()
+    head = model.objectives["aux_mlm"].head
+    assert {name.split(".")[1] for name in head.model.state_dict()} == {"layer"}
+    last = AutoModel.from_pretrained(folder).encoder.layer[-1].state_dict()
+    copied = all(torch.equal(last[name], value) for name, value in head.layers[-1].state_dict().items())
+    assert copied == (init == "top_layers")
+    model(**batch_of(model)).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in head.parameters())
+
+
+def test_small_decoders_of_families_whose_own_is_refused(rare: Any, batch_of: Any) -> None:
+    for kind in ("convbert", "megatron-bert"):
+        model = CSEModel.from_backbone(rare(kind), pooling="mean", tsdae_weight=1.0, tsdae_decoder="small").train()
+        assert model(**batch_of(model)).loss.isfinite()
