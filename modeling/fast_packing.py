@@ -443,16 +443,21 @@ def run_with_attention(model: Any, attention_mask_NL: Tensor, input_ids_NL: Tens
     """Call an encoder, on padded rows and with Transformers' plain attention, so that its output has ``attentions``.
 
     Raises:
-        ValueError: the family hands out no attention, or its layers are computed again in the backward pass, where
-            their attention would be another one.
+        ValueError: the family hands out no attention of each token to each (Longformer, Funnel), or its layers are
+            computed again in the backward pass, where their attention would be another one.
     """
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise ValueError("gradient_checkpointing must be off with an objective that reads the encoder's attention")
     tell_of_attention(type(model).__name__)
     with _attention(model, "eager"):
         output = run_encoder(model, attention_mask_NL, input_ids_NL, packed=False, output_attentions=True, **kwargs)
-    if not output.get("attentions"):
-        raise ValueError(f"{type(model).__name__} hands out no attention, which an objective reads")
+    L = input_ids_NL.shape[1]
+    found = output.get("attentions") or (None,)
+    if any(each is None or each.shape[-2:] != (L, L) for each in found):
+        raise ValueError(
+            f"the family {model.config.model_type!r} hands out no attention of each token to each, which the "
+            "objective 'attention' reads: leave it out, or start from another encoder, such as bert or roberta"
+        )
     return output
 
 

@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from .backbone import short_text
 from .distributed import gather_rows, sum_over_processes, token_mean
+from .fast_packing import run_with_attention
 from .objectives import Encode, Objective, Views
 from .settings import ObjectiveConfig, check_number
 
@@ -88,6 +90,11 @@ class AttentionInformation(Objective):
             c = share(common_RP, counts_R)
         L_att = -(c.square() + 1e-6) * information + 0 * views.h.sum()  # DDP needs a gradient of the layers above, too
         return {"attention": self.config.weight * L_att}, {"attention_information": information.detach()}
+
+    @torch.no_grad()
+    def try_on(self, backbone: PreTrainedModel) -> None:
+        ids = short_text(backbone)
+        run_with_attention(backbone, torch.ones_like(ids), ids)
 
     def rows(self, views: Views, view: int) -> Tensor:
         """Return the attention of a view, (R, P)."""

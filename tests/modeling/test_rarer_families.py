@@ -31,6 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 97, "n_positions": 64},
 }  # fmt: skip
 
+ATTENTION = {"attention_weight": 1.0, "attention_first_layer": 0, "attention_last_layer": -1}
 AUX = {"aux_mlm_weight": 1.0, "aux_mlm_head_init": "random"}
 
 
@@ -101,6 +102,10 @@ def test_a_masked_lm_of_longformer_is_the_family_s_own(rare: Any, make_batch: An
         ("gpt2", {"perturb_first": "shuffle+dropout"}, "GPT2Model has no embedding layer .* and perturbations change"),
         ("convbert", {"tsdae_weight": 1.0}, "'small' for the family 'convbert', whose decoder does not run"),
         ("megatron-bert", {"tsdae_weight": 1.0}, "'small' for the family 'megatron-bert', whose decoder does not run"),
+        ("fnet", ATTENTION, "the family 'fnet' hands out no attention of each token to each, which the objective 'at"),
+        ("bart", ATTENTION | {"attention_groups": 1}, "the family 'bart' hands out no attention"),
+        ("longformer", ATTENTION, "the family 'longformer' hands out no attention of each token to each"),
+        ("funnel", ATTENTION, "the family 'funnel' hands out no attention of each token to each"),
         ("funnel", AUX, "the family 'funnel' has no layers that read hidden states .* Please set `block_sizes`"),
         ("longformer", AUX, "the family 'longformer' has no layers that read hidden states instead of token ids"),
         ("ibert", AUX, "the family 'ibert' has no layers that read hidden states instead of token ids, which 'aux_ml"),
