@@ -555,7 +555,7 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
             "contrastive_weight above 0, or add an objective that reads them (group, peer)",
             model.config.further_positives,
         )
-    tell_unread(model)
+    tell_unread(model, corpus.columns[2] if columns > 2 else None)
     margins = [o.config.name for o in model.auxiliaries() if o.teaches_margins]
     others = [o.config.name for o in model.auxiliaries() if o.teachers and not o.teaches_margins]
     if margins and others:
@@ -575,13 +575,16 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
             )
 
 
-def tell_unread(model: CSEModel) -> None:
-    """Warn of settings of a contrast whose weight is 0."""
+def tell_unread(model: CSEModel, negatives: str | None) -> None:
+    """Warn of settings of a contrast whose weight is 0, and of the column of its hard negatives."""
     config = model.config
     weight, names = (
         ("second_view_weight", SECOND_VIEW) if config.contrastive_weight else ("contrastive_weight", CONTRAST)
     )
     unread = [name for name in names if getattr(config, name)]
+    others = any(o.config.weight and (o.columns > 2 or o.equates_columns) for o in model.auxiliaries())
+    if negatives is not None and not others:
+        unread.append(f"the column {negatives!r}, the hard negative of the contrast")
     if unread and not getattr(config, weight):
         logger.warning("%s: no effect with %s 0", ", ".join(unread), weight)
 

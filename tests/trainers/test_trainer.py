@@ -938,6 +938,30 @@ def test_settings_of_a_contrast_without_weight_are_told(
 
 
 @pytest.mark.parametrize(
+    ("columns", "fields", "told"),
+    [
+        (3, {"further_positives": "halves", "second_view_weight": 0.0}, "second_view_weight 0"),
+        (3, {"contrastive_weight": 0.0, "mlm_weight": 1.0}, "contrastive_weight 0"),
+        (3, {"further_positives": "column", "second_view_weight": 0.0}, None),
+        (2, {"further_positives": "halves", "second_view_weight": 0.0}, None),
+        (3, {"further_positives": "halves"}, None),
+    ],
+)
+def test_a_third_column_that_no_contrast_reads_is_told(
+    small_run: SmallRun,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    columns: int,
+    fields: dict[str, Any],
+    told: str | None,
+) -> None:
+    """Hard negatives were encoded in every step, read by nothing, and nothing said so."""
+    small_run(tmp_path / "run", columns=columns, fields=fields)
+    words = f"the column 's2', the hard negative of the contrast: no effect with {told}"
+    assert ("no effect" not in caplog.text) if told is None else (words in caplog.text)
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"augmentation": "shuffle"},
