@@ -329,12 +329,16 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def tokenizer_digest(encoder: TextEncoder) -> str | None:
-    """Return the SHA-256 of a tokenizer's vocabulary and of the ids that it gives to ``PROBES``; None where it is not
-    one of Transformers."""
+    """Return the digest of an encoder's tokenizer, see :func:`digest_of`; None where it is not one of Transformers."""
     tokenizer = getattr(encoder, "tokenizer", None)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return None
-    ids = tokenize(tokenizer, PROBES, 10**6, encoder.prompt_template).input_ids
+    return digest_of(tokenizer, encoder.prompt_template)
+
+
+def digest_of(tokenizer: PreTrainedTokenizerBase, prompt_template: str | None) -> str:
+    """Return the SHA-256 of a tokenizer's vocabulary and of the ids that it gives to ``PROBES`` in the template."""
+    ids = tokenize(tokenizer, PROBES, 10**6, prompt_template).input_ids
     content = json.dumps([sorted(tokenizer.get_vocab().items()), ids])
     return hashlib.sha256(content.encode()).hexdigest()
 

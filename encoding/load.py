@@ -6,7 +6,7 @@ import torch
 from transformers import AutoConfig
 
 import csekit.modeling  # registers our model types  # noqa: F401
-from csekit.encoding.encoder import TextEncoder, truncation_length
+from csekit.encoding.encoder import TextEncoder, digest_of, truncation_length
 from csekit.encoding.folders import (
     beyond_csekit,
     load_head,
@@ -173,6 +173,20 @@ def load_encoder(
     told |= {"truncate_dim": truncate_dim}
     encoder.loading = {"model": str(path_or_id)} | {name: value for name, value in told.items() if value is not None}
     return encoder
+
+
+def folder_tokenizer_digest(folder: Path, prompt_template: str | None) -> str | None:
+    """Return the digest of the tokenizer of an encoder's folder (``tokenizer_digest``), without its model; None where
+    the folder's root has none.
+
+    Arguments:
+        prompt_template: that of an encoder whose tokenizer does not hold it.
+    """
+    try:
+        tokenizer = load_tokenizer(folder, None, None)
+    except (OSError, ValueError):
+        return None
+    return digest_of(tokenizer, own_template(tokenizer) if (folder / "modules.json").is_file() else prompt_template)
 
 
 def _cut(encoder: TextEncoder, path_or_id: str | Path, size: int | None) -> None:

@@ -237,15 +237,18 @@ def read_similarities(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarra
     return found
 
 
-def added_setting(content: Mapping[str, Any], folder: Path | None) -> str | None:
-    """Return the setting that ``csekit eval`` added to the encoder whose scores a results file holds: ``whitening``,
-    ``ranks`` or ``truncate_dim``; None where the scores are those of the encoder as it lies in its folder.
+def differing_part(content: Mapping[str, Any], folder: Path | None) -> str | None:
+    """Return what the encoder whose scores a results file holds has different from the one in a folder, beside its
+    weights: a setting that ``csekit eval`` added, ``whitening``, ``ranks`` or ``truncate_dim``, or the ``tokenizer``;
+    None where the scores are those of the encoder as it lies there.
 
     Arguments:
         content: from ``read_results``.
-        folder: the encoder's folder, which may itself cut embeddings. None: ``truncate_dim`` is not compared.
+        folder: the encoder's folder, which may itself cut embeddings. None: ``truncate_dim`` and the tokenizer are not
+            compared.
     """
-    encoder = (content.get("run") or {}).get("encoder")
+    run = content.get("run") or {}
+    encoder = run.get("encoder")
     if not isinstance(encoder, Mapping):
         return None
     if folder is not None:
@@ -253,4 +256,10 @@ def added_setting(content: Mapping[str, Any], folder: Path | None) -> str | None
         settings = read_json(file) if file.is_file() else {}
         if encoder.get("truncate_dim") != (settings.get("truncate_dim") if isinstance(settings, dict) else None):
             return "truncate_dim"
+        if run.get("tokenizer") is not None:
+            from csekit.encoding.load import folder_tokenizer_digest
+
+            own = folder_tokenizer_digest(folder, encoder.get("prompt_template"))
+            if own is not None and own != run["tokenizer"]:
+                return "tokenizer"
     return next((name for name in ("whitening", "ranks") if encoder.get(name)), None)

@@ -373,3 +373,34 @@ def test_own_classification_is_shown(tmp_path: Path, runs: list[Path]) -> None:
     assert "no scores" not in read_run(runs[0] / "topics-test.json", "b").missing
     empty = read_run(write_results(tmp_path / "odd.json", {"pairs": "x", "own classification": "y"}), "c")
     assert "no scores" in empty.missing and not {"pairs", "own classification"} & empty.content.keys()
+
+
+def test_scores_of_a_tokenizer_that_was_changed_are_left_out(tmp_path: Path, runs: list[Path]) -> None:
+    """A folder's tokenizer was changed, and its weights were not: scores of the earlier one stood in the run's row."""
+    pairs = tmp_path / "dev.tsv"
+    pairs.write_text("sentence1\tsentence2\tscore\na dog\ta cat\t1\na man\tred\t2\nthe tree\ta ball\t5\n")
+    words = ["eval", runs[0], "--pooling", "mean", "--pairs", pairs, "--device", "cpu", "--no_progress"]
+    words += ["--output", runs[0] / "more.json"]
+    assert CliRunner().invoke(main, [str(word) for word in words]).exit_code == 0
+    setting = {"backbone": "b", "seed": 1, "corpus": {"name": "c"}, "config": {"pooling": "mean"}, "arguments": {}}
+    write_results(runs[0] / "results.json", results_of("simcse", 1.0) | setting, overwrite=True)
+    (written,) = runs[0].glob("more*.json")
+    file = runs[0] / "tokenizer.json"
+    same = file.read_text(encoding="utf-8")
+    text = f"{written.name} is left out: its scores are those of another tokenizer"
+    for changed in (False, True):
+        if changed:
+            tokenizer = json.loads(same)
+            vocabulary = tokenizer["model"]["vocab"]
+            vocabulary["dog"], vocabulary["cat"] = vocabulary["cat"], vocabulary["dog"]
+            file.write_text(json.dumps(tokenizer), encoding="utf-8")
+        found = run(runs[0], "-o", tmp_path / "report.html")
+        assert found.exit_code == 0, found.output
+        assert (text in " ".join(found.output.split())) == changed
+        card = CliRunner().invoke(main, ["card", str(runs[0]), "--scores", str(written)])
+        assert ("they are of another tokenizer" in " ".join(card.output.split())) == changed, card.output
+        assert card.exit_code == (2 if changed else 0), card.output
+    content = read_results(written)
+    del content["run"]["tokenizer"]  # an earlier version wrote none
+    write_results(written, content, overwrite=True)
+    assert "left out" not in run(runs[0], "-o", tmp_path / "report.html").output

@@ -9,7 +9,7 @@ from typing import Any
 from csekit.encoding.json_files import read_json
 from csekit.encoding.provenance import weights_of
 from csekit.encoding.schema import check_schema
-from csekit.evaluation.results import FORMAT, added_setting, read_results
+from csekit.evaluation.results import FORMAT, differing_part, read_results
 from csekit.evaluation.results_schema import TrainerState, check_results
 
 #: Term to its points: (step, value).
@@ -97,7 +97,7 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
                 if theirs and weights and theirs != weights:
                     left_out.append(f"{path.name} is left out: its scores are those of other weights")
                     continue
-                if added := added_setting(other, folder):
+                if added := differing_part(other, folder):
                     left_out.append(f"{path.name} is left out: its scores are those of another {added}")
                     continue
                 for name, section in shown_sections(other).items():

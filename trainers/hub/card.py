@@ -15,7 +15,7 @@ from csekit.encoding.provenance import weights_of, write_atomically
 from csekit.encoding.schema import Schema, check_schema
 from csekit.encoding.yaml_files import read_yaml
 from csekit.evaluation.report.runs import BY_NAME, shown_sections, with_shown
-from csekit.evaluation.results import added_setting, read_results
+from csekit.evaluation.results import differing_part, read_results
 from csekit.evaluation.results_schema import CardResults
 from csekit.modeling import METHODS
 from csekit.trainers.hub.card_scores import SUITES, SuiteTable, dev_table, suite_tables, worse_than_untrained
@@ -255,7 +255,7 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
         if weights and theirs != weights:
             raise ValueError(f"{file}: the scores must be those of the run's encoder, but its weights differ")
         weights = theirs
-        if added := added_setting(found, path if path.is_dir() else None):
+        if added := differing_part(found, path if path.is_dir() else None):
             raise ValueError(f"{file}: the scores must be those of the run's encoder, they are of another {added}")
         encoder = run.get("encoder")
         pooling = (encoder if isinstance(encoder, dict) else {}).get("pooling", results["config"]["pooling"])
