@@ -25,7 +25,7 @@ from csekit.encoding.provenance import write_json
 from csekit.evaluation.pairs import normal
 from csekit.modeling.hub import from_hub
 from csekit.modeling.quiet import quiet_weights
-from csekit.trainers.data.row_files import make_parts
+from csekit.trainers.data.row_files import make_parts, settle_writers, settled_writers, writer_digests
 
 COLUMNS = ("sent0", "sent1")
 SUFFIXES = (".tsv", ".csv")
@@ -157,9 +157,10 @@ def write_back_translations(
     ratios: tuple[float, float] = (0.5, 2.0),
     drop_identical: bool = False,
 ) -> dict[str, int]:
-    """Write sentence and back-translation as columns sent0 and sent1, and the settings as ``<target>.json``.
+    """Write sentence and back-translation as columns sent0 and sent1; the settings, and digests of the models, as
+    ``<target>.json``.
 
-    Until the end the finished blocks are in ``<target>.parts``. Another call with the same texts and settings
+    Until the end the finished blocks are in ``<target>.parts``. Another call with the same texts, settings and models
     (``batch_size`` may differ) continues from them; if all blocks are finished, it only filters.
 
     Arguments:
@@ -173,7 +174,7 @@ def write_back_translations(
         among the pairs unless they are dropped).
 
     Raises:
-        ValueError: a target with another ending, parts of other texts or settings, no text, or no pair is left.
+        ValueError: a target with another ending, parts of other texts, settings or models, no text, or no pair left.
         FileExistsError: the target exists, or ``<target>.parts`` holds something else.
     """
     if target.suffix not in SUFFIXES:
@@ -196,7 +197,7 @@ def write_back_translations(
             f"stay in {parts}"
         )
     os.replace(parts / target.name, target)
-    made |= {"ratios": list(ratios), "drop_identical": drop_identical, "counts": counts}
+    made |= settled_writers(parts) | {"ratios": list(ratios), "drop_identical": drop_identical, "counts": counts}
     write_json(target.with_name(f"{target.name}.json"), made)
     done = parts.with_name(f"{parts.name}.done")  # a kill must not leave some of the parts under their name
     shutil.rmtree(done, ignore_errors=True)  # left by a run that was killed at its very end
@@ -236,6 +237,9 @@ def _translate_blocks(parts: Path, texts: Sequence[str], settings: BackTranslati
     if not missing:
         return
     forward, backward = settings.translators()
+    for name, translator in (("forward", forward), ("backward", backward)):
+        digests = writer_digests(translator.model, translator.tokenizer)
+        settle_writers(parts, {f"{name}_{part}": digest for part, digest in digests.items()})
     left = sum(len(texts[starts[block] : starts[block] + settings.block_size]) for block in missing)
     bar = tqdm(
         total=2 * len(texts), initial=2 * (len(texts) - left), desc="translate", unit=" translations", smoothing=0.05

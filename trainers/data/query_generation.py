@@ -23,7 +23,14 @@ from csekit.modeling.hub import from_hub
 from csekit.modeling.quiet import quiet_weights
 from csekit.modeling.settings import check_number
 from csekit.trainers.data.corpora import Corpus
-from csekit.trainers.data.row_files import check_rows_file, make_parts, write_rows
+from csekit.trainers.data.row_files import (
+    check_rows_file,
+    make_parts,
+    settle_writers,
+    settled_writers,
+    write_rows,
+    writer_digests,
+)
 
 COLUMNS = ("query", "passage")
 
@@ -107,9 +114,9 @@ class QueryWriter:
 
 
 def write_queries(corpus: Corpus, target: Path, settings: QueryGeneration, progress: bool = True) -> dict[str, int]:
-    """Write pairs of query and passage, and the settings as ``<target>.json``.
+    """Write pairs of query and passage; the settings, and digests of the model, as ``<target>.json``.
 
-    Until the end the finished blocks are in ``<target>.parts``. Another call with the same corpus and settings
+    Until the end the finished blocks are in ``<target>.parts``. Another call with the same corpus, settings and model
     continues from them.
 
     Arguments:
@@ -120,7 +127,8 @@ def write_queries(corpus: Corpus, target: Path, settings: QueryGeneration, progr
         counts: ``passages``, ``pairs``, and ``passages_without`` a query.
 
     Raises:
-        ValueError: a target with another ending, several columns, parts of another corpus or other settings, no query.
+        ValueError: a target with another ending, several columns, parts of another corpus, other settings or another
+            model, no query.
         FileExistsError: the target exists, or ``<target>.parts`` holds something else.
     """
     check_rows_file(target)
@@ -137,7 +145,7 @@ def write_queries(corpus: Corpus, target: Path, settings: QueryGeneration, progr
     if not counts["pairs"]:
         target.unlink()
         raise ValueError(f"{settings.model} wrote no query for any of {corpus.rows:,} passages")
-    write_json(target.with_name(f"{target.name}.json"), made | {"counts": dict(counts)})
+    write_json(target.with_name(f"{target.name}.json"), made | settled_writers(parts) | {"counts": dict(counts)})
     done = parts.with_name(f"{parts.name}.done")  # a kill must not leave some of the parts under their name
     shutil.rmtree(done, ignore_errors=True)
     shutil.rmtree(parts.rename(done))
@@ -181,6 +189,7 @@ def _write_blocks(parts: Path, corpus: Corpus, settings: QueryGeneration, progre
     if not missing:
         return
     writer = QueryWriter(settings)
+    settle_writers(parts, writer_digests(writer.model, writer.tokenizer))
     left = sum(min(settings.block_size, corpus.rows - start) for start in missing)
     with tqdm(
         total=corpus.rows, initial=corpus.rows - left, desc="queries", unit=" passages", disable=not progress

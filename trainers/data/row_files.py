@@ -3,9 +3,13 @@
 import csv
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+from csekit.encoding.encoder import PROBES, weights_digest
+from csekit.encoding.provenance import write_json
 from csekit.modeling.drafts import full_disk_told
 
 SUFFIXES = (".jsonl", ".csv")
@@ -65,3 +69,35 @@ def make_parts(parts: Path) -> None:
             f"{parts} holds something else than parts of this command, {others[0]}: move it away, or choose another "
             "name"
         )
+
+
+def writer_digests(model: Any, tokenizer: Any) -> dict[str, str]:
+    """Return the digests of a network that writes texts: of its ``weights``, as they were loaded (a GPU has them in
+    bf16), and of the ``tokenizer``, its vocabulary and the ids that it gives to ``PROBES``."""
+    content = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer(list(PROBES))["input_ids"]])
+    return {"weights": weights_digest(model), "tokenizer": sha256(content.encode()).hexdigest()}
+
+
+def settle_writers(parts: Path, digests: Mapping[str, str]) -> None:
+    """Record digests of the networks that write the parts in ``settings.json``, which is there. Parts of an earlier
+    version lack them.
+
+    Raises:
+        ValueError: other networks wrote the parts.
+    """
+    path = parts / "settings.json"
+    old = json.loads(path.read_text(encoding="utf-8"))
+    for name, digest in digests.items():
+        if old.get(name, digest) != digest:
+            raise ValueError(
+                f"{parts} holds parts of another run ({name}: {old[name]:.12} there, {digest:.12} now): delete it to "
+                "start again"
+            )
+    if not digests.items() <= old.items():
+        write_json(path, {**old, **digests})
+
+
+def settled_writers(parts: Path) -> dict[str, str]:
+    """Return the digests that ``settle_writers`` recorded, by name."""
+    old = json.loads((parts / "settings.json").read_text(encoding="utf-8"))
+    return {name: value for name, value in old.items() if name.endswith(("weights", "tokenizer"))}

@@ -5,12 +5,14 @@ import json
 import os
 import random
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer, PreTrainedTokenizerFast
 
 from csekit.trainers import load_corpus
+from csekit.trainers.data import back_translation
 from csekit.trainers.data.back_translation import BackTranslation, _settle, distinct, write_back_translations
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "back_translate.py"
@@ -268,6 +271,35 @@ def test_filters_that_leave_nothing_are_an_error_and_the_translations_stay(
 
 
 # The script
+
+
+def test_parts_of_another_translator_of_the_same_name_are_refused(
+    pair: dict[str, str], texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that was killed went on with the translator that took the folder's place, without a word."""
+    folder, target = shutil.copytree(pair["backward"], tmp_path / "back"), tmp_path / "pairs.tsv"
+    settings = BackTranslation(pair["forward"], str(folder), block_size=len(texts) - 2, num_beams=1)
+    real = back_translation.write_json
+
+    def killed_at_the_second_block(path: Path, value: Any) -> None:
+        if path.name == "000001.json":
+            raise KeyboardInterrupt
+        real(path, value)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(back_translation, "write_json", killed_at_the_second_block)
+        write_back_translations(texts, target, settings, ratios=(0.0, 100.0))
+    weights = (folder / "model.safetensors").read_bytes()
+    model = MarianMTModel.from_pretrained(folder)
+    model.final_logits_bias[0, EOS] = 3.0
+    model.save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"holds parts of another run \(backward_weights: "):
+        write_back_translations(texts, target, settings, ratios=(0.0, 100.0))
+    (folder / "model.safetensors").write_bytes(weights)
+    write_back_translations(texts, target, settings, ratios=(0.0, 100.0))
+    made = json.loads(target.with_name("pairs.tsv.json").read_text(encoding="utf-8"))
+    assert {"forward_weights", "forward_tokenizer", "backward_weights", "backward_tokenizer"} <= made.keys()
+
 
 KILLED = """
 import os, runpy, signal, sys

@@ -3,6 +3,7 @@ with small models from end to end."""
 
 import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,50 @@ def test_a_killed_call_writes_the_same_pairs(
     assert not (tmp_path / "part.jsonl.parts").exists()
     with pytest.raises(FileExistsError, match="exists already"):
         write_queries(corpus, target, settings, progress=False)
+
+
+@pytest.mark.parametrize("changed", ["weights", "tokenizer"])
+def test_parts_of_another_generator_of_the_same_name_are_refused(
+    writer_of: Any, passages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, changed: str
+) -> None:
+    """A call that was killed went on with the generator that took the folder's place, without a word."""
+    folder, target = shutil.copytree(writer_of("t5"), tmp_path / "writer"), tmp_path / "pairs.jsonl"
+    real, settings = query_generation.write_json, target.with_name("pairs.jsonl.parts") / "settings.json"
+
+    def run() -> Any:
+        words = [SCRIPT, passages, target, "--model", folder, "--block_size", 8, "--max_query_length", 6]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        return ended.value.code
+
+    def killed_at_the_second_block(path: Path, value: Any) -> None:
+        if path.name == "000000000008.json":
+            raise KeyboardInterrupt
+        real(path, value)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(query_generation, "write_json", killed_at_the_second_block)
+        run()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    if changed == "weights":
+        model = T5ForConditionalGeneration.from_pretrained(folder)
+        model.shared.weight.data.mul_(2)
+        model.save_pretrained(folder)
+    else:
+        content = json.loads(before["tokenizer.json"])
+        words = content["model"]["vocab"]
+        words["dog"], words["cat"] = words["cat"], words["dog"]
+        (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert run() == 2
+    assert f"holds parts of another run ({changed}: " in capsys.readouterr().err
+    for name, data in before.items():
+        (folder / name).write_bytes(data)
+    made = json.loads(settings.read_text(encoding="utf-8"))
+    if changed == "weights":  # an earlier version wrote none
+        settings.write_text(json.dumps({name: made[name] for name in made if name not in ("weights", "tokenizer")}))
+    assert run() == 0
+    assert {"weights", "tokenizer"} <= json.loads(target.with_name("pairs.jsonl.json").read_text()).keys()
 
 
 def test_parts_of_another_column_are_refused(
