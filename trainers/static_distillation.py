@@ -131,8 +131,28 @@ def weighted_components(vectors_TD: np.ndarray, settings: StaticDistillation) ->
     return vectors_TD.astype(np.float32)
 
 
+def parts_of(folder: Path) -> Path:
+    """Return the folder of the finished blocks of a static encoder."""
+    return folder.with_name(f"{folder.name}.parts")
+
+
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Raise FileExistsError for a folder that holds something else than a static encoder, or, without ``overwrite``,
+    one that is complete. A call that was killed goes on."""
+    if not folder.exists() or not any(folder.iterdir()) or is_unfinished(folder, last="modules.json"):
+        return
+    if not (folder / "distillation.json").is_file():
+        raise FileExistsError(f"{folder} holds something else than a static encoder: choose another folder")
+    if not overwrite and not parts_of(folder).exists():
+        raise FileExistsError(f"{folder} holds a static encoder already: choose another folder or say overwrite")
+
+
 def distill_static(
-    encoder: TextEncoder, folder: Path, settings: StaticDistillation | None = None, progress: bool = True
+    encoder: TextEncoder,
+    folder: Path,
+    settings: StaticDistillation | None = None,
+    progress: bool = True,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write a static encoder that sentence-transformers and model2vec load, and return what its record says.
 
@@ -141,12 +161,13 @@ def distill_static(
 
     Arguments:
         encoder: the teacher, with a tokenizer in Rust.
-        folder: a new folder, or one of an earlier static encoder, also of one whose writer was killed.
+        folder: a new folder, or one of a call that was killed.
+        overwrite: replace an earlier static encoder in the folder.
 
     Raises:
         ValueError: csekit does not run the teacher itself; its tokenizer is not in Rust; too many dimensions; parts of
             another teacher.
-        FileExistsError: the folder holds something else.
+        FileExistsError: the folder holds something else, or a static encoder and ``overwrite`` is False.
     """
     settings = settings or StaticDistillation()
     if isinstance(encoder, SentenceTransformerEncoder) or not isinstance(encoder.model, torch.nn.Module):
@@ -154,13 +175,11 @@ def distill_static(
     tokenizer: Any = encoder.tokenizer
     if not tokenizer.is_fast:
         raise ValueError(f"the teacher must have a fast tokenizer, got {type(tokenizer).__name__}")
-    ours = (folder / "distillation.json").is_file() or is_unfinished(folder, last="modules.json")
-    if folder.exists() and any(folder.iterdir()) and not ours:
-        raise FileExistsError(f"{folder} holds something else than a static encoder: choose another folder")
+    check_folder(folder, overwrite)
     tokens = ordinary_tokens(encoder)
     if settings.dims:
         _check_dims(settings.dims, len(tokens), _alone(encoder, tokens[:1]).shape[1] if tokens else 0)
-    parts = folder.with_name(f"{folder.name}.parts")
+    parts = parts_of(folder)
     rows_TK = weighted_components(token_vectors(encoder, tokens, parts, progress), settings)
     table_VK = np.zeros((max(len(tokenizer), tokens[-1] + 1), rows_TK.shape[1]), dtype=np.float32)
     table_VK[tokens] = rows_TK

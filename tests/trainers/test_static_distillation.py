@@ -125,6 +125,25 @@ static_distillation.distill_static(encoder, Path({str(tmp_path / "again")!r}), s
     assert np.array_equal(*(load_encoder(folder).encode(["a dog runs"]) for folder in (static, tmp_path / "again")))
 
 
+def test_a_static_encoder_is_replaced_by_overwrite_alone(tiny_folder: Path, static: Path, tmp_path: Path) -> None:
+    """The encoder of an earlier call was replaced without a word."""
+    before = (static / "model.safetensors").read_bytes()
+    words = (tiny_folder, "--pooling", "mean", "--dims", 4, "--output", static)
+    found = run(*words)
+    assert found.exit_code == 2
+    assert "static holds a static encoder already: choose another folder or say overwrite" in found.output
+    assert (static / "model.safetensors").read_bytes() == before
+    (tmp_path / "static.parts").mkdir()  # a call with --overwrite that was killed
+    shutil.copytree(static, tmp_path / "other")
+    for more, folder in ((("--overwrite",), tmp_path / "other"), ((), static)):
+        found = run(*words[:-1], folder, *more)
+        assert found.exit_code == 0, found.output
+        assert "22 tokens in 4 dimensions" in found.output
+        assert load_encoder(folder).encode(["a dog"]).shape == (1, 4)
+    found = run(*words[:-1], tiny_folder, "--overwrite")
+    assert found.exit_code == 2 and "holds something else than a static encoder" in found.output
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -178,7 +197,7 @@ def test_a_call_that_was_killed_while_it_deleted_its_parts_leaves_none_to_anothe
     assert run(small_backbone, "--pooling", "mean", "--dims", 8, "--output", output).exit_code != 0
     monkeypatch.undo()
     words = (tiny_folder, "--pooling", "mean", "--dims", 8, "--output")
-    assert run(*words, output).exit_code == 0
+    assert run(*words, output, "--overwrite").exit_code == 0
     assert (output / "model.safetensors").read_bytes() == (static / "model.safetensors").read_bytes()
     parts = tmp_path / "third.parts"  # as an earlier version could leave them
     parts.mkdir()

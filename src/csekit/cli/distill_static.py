@@ -20,6 +20,7 @@ def distill_static(
     ] = None,
     batch_size: Annotated[int, typer.Option("--batch_size", help="Largest number of rows in a batch.")] = 256,
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda; the GPU where there is one.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier static encoder.")] = False,
     progress: Annotated[bool, typer.Option("--progress/--no_progress", help="Show a progress bar.")] = True,
     imports: Imports = None,
 ) -> None:
@@ -31,6 +32,7 @@ def distill_static(
 
         settings = static_distillation.StaticDistillation(dims, sif)
         check_output(output, folder=True)
+        static_distillation.check_folder(output, overwrite)
         encoder = load_encoder(model, pooling, device=device, batch_size=batch_size)
-        made = static_distillation.distill_static(encoder, output, settings, progress)
+        made = static_distillation.distill_static(encoder, output, settings, progress, overwrite)
         typer.echo(f"written: {output}: {made['tokens']:,} tokens in {made['dimensions']} dimensions")
