@@ -1,6 +1,7 @@
 """Scored sentence pairs, and readers for TSV and CSV files."""
 
 import hashlib
+import io
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +58,8 @@ def normal(text: str) -> str:
 
 
 def read_lines(path: str | Path, encoding: str = "utf-8-sig") -> list[str]:
-    """Read the lines of a UTF-8 file without line ends (LF, CRLF or CR), byte order mark and last empty line.
+    """Read the lines of a UTF-8 file without line ends (LF, CRLF or CR, also mixed, as in training and ``csekit
+    encode``), byte order mark and last empty line.
 
     Arguments:
         encoding: another encoding, such as ``latin-1``, in which any byte is a character.
@@ -66,20 +68,22 @@ def read_lines(path: str | Path, encoding: str = "utf-8-sig") -> list[str]:
         FileNotFoundError: no such file.
         ValueError: not UTF-8; the message names file and line.
     """
-    path = Path(path)
+    lines = io.StringIO(_read_text(Path(path), encoding), newline=None).read().split("\n")
+    return lines[:-1] if lines and not lines[-1] else lines
+
+
+def _read_text(path: Path, encoding: str) -> str:
+    """Read a file with its line ends as they are. Raises: as ``read_lines``."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     data = path.read_bytes()
     try:
-        text = data.decode(encoding)
+        return data.decode(encoding)
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
+        line = 1 + io.StringIO(data[: error.start].decode(encoding), newline=None).read().count("\n")
         raise ValueError(
             f"{path}, line {line}: must be UTF-8, got the byte 0x{data[error.start]:02X} at offset {error.start}"
         ) from error
-    end = "\n" if "\n" in text else "\r"  # a lone CR beside LF is part of a line
-    lines = [line.removesuffix("\r") for line in text.split(end)]
-    return lines[:-1] if lines and not lines[-1] else lines
 
 
 def parse_score(text: str, where: str) -> float:
@@ -99,7 +103,8 @@ def _rows(path: Path, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
     if delimiter == "\t":
         yield from ((i, line.split("\t")) for i, line in enumerate(lines, 1) if line.strip())
         return
-    for number, row in delimited_rows((line + "\n" for line in lines), path, delimiter):
+    text = io.StringIO(_read_text(path, "utf-8-sig"), newline="")  # a line end in quotes is part of its cell
+    for number, row in delimited_rows(text, path, delimiter):
         if any(field.strip() for field in row):
             yield number, row
 

@@ -1,5 +1,6 @@
 """Anyone's own files: labelled texts as a transfer task, pairs with their scores, mteb's tasks by name."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from csekit.evaluation.pairs import Pairs, read_lines, read_pairs
 from csekit.evaluation.sts import evaluate_pairs, evaluate_sts
 from csekit.evaluation.sts_data import STSTask
 from csekit.evaluation.transfer import evaluate_transfer
+from csekit.trainers import load_corpus
 
 
 def letters(texts: list[str]) -> np.ndarray:
@@ -179,6 +181,33 @@ def test_a_class_of_few_examples_is_named(tmp_path: Path) -> None:
     task = load_classification(tmp_path / "train.tsv", tmp_path / "test.tsv", name="own")
     with pytest.raises(ValueError, match=r"own: .* of at least 10 examples, got .*'sport': 20, 'weather': 1}"):
         evaluate_transfer(lambda texts: np.eye(len(texts), 4), [task])
+
+
+def test_a_file_of_several_kinds_of_line_ends_has_the_rows_of_training(tmp_path: Path, tiny_folder: Path) -> None:
+    """Regression: a lone CR beside LF ended a line for training and csekit encode alone."""
+    texts, table = tmp_path / "a.txt", tmp_path / "a.tsv"
+    texts.write_bytes(b"a dog\nthe man\ra cat\r\n\nred\r")
+    table.write_bytes(b"sentence1\tsentence2\tscore\na dog\ta cat\t1\rthe man\tred\t2\r\na tree\ta ball\t3\n")
+    rows = load_corpus(texts, tell=False, cache_dir=tmp_path / "cache").dataset
+    trained = [rows[i]["texts"][0] for i in range(len(rows))]
+    assert trained == [line for line in read_lines(texts) if line] == ["a dog", "the man", "a cat", "red"]
+    assert read_pairs(table).sentences1 == ("a dog", "the man", "a tree")
+    common = ("--device", "cpu", "--no_progress")
+    words = ("encode", texts, "--model", tiny_folder, "--pooling", "mean", "--output", tmp_path / "a.npy", *common)
+    assert CliRunner().invoke(main, [str(word) for word in words]).exit_code == 0
+    assert len(np.load(tmp_path / "a.npy")) == len(read_lines(texts)) == 5
+    words = ("search", tmp_path / "a.npy", "--file", texts, "--top_k", 1, "--format", "json", *common)
+    found = CliRunner().invoke(main, [str(word) for word in words])
+    answers = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [(each["line"], each["query"], each["row"]) for each in answers] == [
+        (1, "a dog", 0), (2, "the man", 1), (3, "a cat", 2), (5, "red", 4)
+    ]  # fmt: skip
+    cells = tmp_path / "a.csv"  # inside quotes it is a part of the cell
+    cells.write_bytes(b'sentence1,sentence2,score\r"a\rdog",a cat,1\rthe man,"red, blue",2\na tree,a ball,3\n')
+    assert read_pairs(cells).sentences1 == ("a dog", "the man", "a tree")
+    with pytest.raises(ValueError, match=r"b\.txt, line 3: must be UTF-8, got the byte 0xFF"):
+        (tmp_path / "b.txt").write_bytes(b"a\rb\r\n\xff\n")
+        read_lines(tmp_path / "b.txt")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
