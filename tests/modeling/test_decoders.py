@@ -190,6 +190,25 @@ def test_adapters_alone_train_and_reload_and_peft_reads_them(folder_of, tmp_path
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == 2
 
 
+def test_the_original_model_under_adapters_of_a_bidirectional_run_needs_is_causal_false(folder_of, tmp_path):
+    """As docs/decoders.md says: the original's configuration is causal."""
+    peft = pytest.importorskip("peft")
+    folder, batch = folder_of("llama"), padded(ROWS, "right")
+    model = CSEModel.from_backbone(folder, pooling="last", bidirectional=True, lora=2)
+    for name, parameter in model.named_parameters():
+        if ".lora_B" in name:
+            parameter.data.normal_()
+    model.save_pretrained(tmp_path)
+    wanted = model(**batch).sentence_embedding
+    for told in (False, True):
+        original = AutoModel.from_pretrained(folder)
+        if told:
+            original.config.is_causal = False
+        adapted = peft.PeftModel.from_pretrained(original, tmp_path / "adapter").eval()
+        states = adapted(**batch).last_hidden_state[torch.arange(3), batch["attention_mask"].sum(1) - 1]
+        assert torch.allclose(states, wanted, rtol=1e-4, atol=1e-5) == told
+
+
 @pytest.mark.parametrize("name", ["towers", "peer", "queue"])
 def test_second_encoders_attend_both_ways_as_the_first(folder_of, name, tmp_path):
     fields = {"objectives": [name], "pooling": "last", "bidirectional": True}
