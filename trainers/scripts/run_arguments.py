@@ -407,6 +407,8 @@ def parse_arguments(
     config_path = early.parse_known_args(argv)[0].config
     try:
         preset = dict(defaults or {}) | (read_preset(config_path) if config_path else {})
+        if {"import", "imports"} <= preset.keys():
+            raise ValueError(f"{config_path}: must hold 'import' or 'imports', got both")
         if "import" in preset:  # a keyword of Python, so no field can have this name
             preset["imports"] = preset.pop("import")
         preset = _still_read(argv, preset, choices or {})

@@ -96,6 +96,13 @@ def test_values_of_a_preset_have_their_arguments_type(
     assert type(found) is type(value)
 
 
+def test_a_preset_can_change_what_an_anchor_brings(preset: Any) -> None:
+    """A merged mapping (``<<``) has keys of its own: they are not given twice."""
+    text = "accelerator_config: {split_batches: false, <<: &both {split_batches: true, dispatch_batches: false}}"
+    _, args, _ = parse_run_arguments(preset(text))
+    assert (args.accelerator_config.dispatch_batches, args.accelerator_config.split_batches) == (False, False)
+
+
 def test_a_preset_can_hold_a_mapping_where_the_argument_takes_one(preset: Any) -> None:
     _, args, _ = parse_run_arguments(preset("accelerator_config: {dispatch_batches: false, split_batches: true}"))
     assert (args.accelerator_config.dispatch_batches, args.accelerator_config.split_batches) == (False, True)
@@ -149,6 +156,12 @@ def test_values_of_a_command_line(words: list[str], name: str, value: Any, bf16_
         ("- a", "a preset must be a mapping of names to values, got list"),
         ("", "a preset must be a mapping of names to values, got NoneType"),
         ("a: [", "not a YAML file"),
+        (
+            "learning_rate: 1e-5\nseed: 1\nlearning_rate: 3e-5",
+            "preset.yaml, line 3: 'learning_rate' must be given once, line 1 has it as well",
+        ),
+        ("import: math\nimports: json", "preset.yaml: must hold 'import' or 'imports', got both"),
+        ("accelerator_config: {even_batches: true, even_batches: false}", "line 1: 'even_batches' must be given once"),
     ],
 )
 def test_a_wrong_preset_is_told_in_one_line(
