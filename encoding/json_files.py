@@ -8,17 +8,34 @@ from typing import Any
 DEEPEST = 100
 
 
-def parse_json(text: str, where: object) -> Any:
+class _TwiceError(ValueError):
+    """An object has a key twice."""
+
+
+def parse_json(text: str, where: object, once: bool = False) -> Any:
     """Return the value of a JSON text.
 
     Arguments:
         where: what an error begins with, such as the file.
+        once: True to refuse an object that has a key twice, of which Python keeps the last.
 
     Raises:
-        ValueError: not JSON, nested more than 100 levels deep, or a number of over 4,300 digits.
+        ValueError: not JSON, nested more than 100 levels deep, a number of over 4,300 digits, or with ``once`` a key
+            that is given twice.
     """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for place, name in enumerate(names) if name in names[:place])
+            raise _TwiceError(f"{where}: {twice!r:.80} must be given once in an object, got it twice")
+        return found
+
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=unique if once else None)
+    except _TwiceError:
+        raise
     except RecursionError:
         raise ValueError(f"{where}: not a JSON file: nested more than {DEEPEST} levels deep") from None
     except ValueError as error:
@@ -41,10 +58,10 @@ def _inner(values: list[Any]) -> list[Any]:
     return list({id(value): value for value in values if isinstance(value, dict | list)}.values())
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, once: bool = False) -> Any:
     """Return the content of a UTF-8 JSON file. Raises what :func:`parse_json` raises; ValueError: not UTF-8."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a JSON file: {error}") from error
-    return parse_json(text, path)
+    return parse_json(text, path, once)

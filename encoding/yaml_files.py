@@ -8,7 +8,7 @@ import yaml
 from csekit.encoding.json_files import DEEPEST, is_deep
 
 
-class _Twice(ValueError):
+class _TwiceError(ValueError):
     """A mapping has a key twice."""
 
 
@@ -16,14 +16,14 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, which would keep the last of two equal keys."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Compose a mapping. Raises _Twice for a key that it has twice."""
+        """Compose a mapping. Raises _TwiceError for a key that it has twice."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 line = key.start_mark.line + 1
                 if (first := lines.get((key.tag, key.value))) is not None:
-                    raise _Twice(f"line {line}: {key.value!r} must be given once, line {first} has it as well")
+                    raise _TwiceError(f"line {line}: {key.value!r} must be given once, line {first} has it as well")
                 lines[key.tag, key.value] = line
         return node
 
@@ -40,7 +40,7 @@ def read_yaml(path: Path) -> Any:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except RecursionError:
         raise ValueError(deep) from None
-    except _Twice as error:
+    except _TwiceError as error:
         raise ValueError(f"{path}, {error}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: such as a date that does not exist
         raise ValueError(f"{path}: not a YAML file: {error}") from None

@@ -194,12 +194,13 @@ def read_results(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not JSON, not a results file, of a later format, or a field of the wrong type.
+        ValueError: not JSON, a field that is given twice, not a results file, of a later format, or a field of the
+            wrong type.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such results file")
-    content = read_json(path)
+    content = read_json(path, once=True)
     if not isinstance(content, dict) or "format" not in content:
         raise ValueError(f"{path}: not a results file: the field 'format' is missing")
     if content["format"] != FORMAT:

@@ -177,12 +177,13 @@ def _check_mappings(args: RunTrainingArguments) -> None:
     for name in args._VALID_DICT_FIELDS:
         value = getattr(args, name)
         if isinstance(value, str) and value.startswith("{"):
-            parse_json(value, name)
+            parse_json(value, name, once=True)
         elif isinstance(value, str) and value and not os.path.isfile(value):
             raise ValueError(f"{name} must be JSON in braces or a file, got {value!r}: no such file")
     if isinstance(args.accelerator_config, str):
         text = args.accelerator_config
-        config = parse_json(text, "accelerator_config") if text.startswith("{") else read_json(Path(text))
+        inline = text.startswith("{")
+        config = parse_json(text, "accelerator_config", once=True) if inline else read_json(Path(text), once=True)
     else:
         config = args.accelerator_config
     allowed = {field.name for field in fields(AcceleratorConfig)}

@@ -129,7 +129,13 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     with pytest.raises(FileNotFoundError, match="no such results file"):
         read_results(path)
-    for content, message in [("{", "not a JSON file"), ("[]", "not a results file"), ('{"format": 9}', "got 9")]:
+    twice = ('{"format": 1, "name": "a", "name": "b"}', "a.json: 'name' must be given once in an object, got it twice")
+    for content, message in [
+        ("{", "not a JSON file"),
+        ("[]", "not a results file"),
+        ('{"format": 9}', "got 9"),
+        twice,
+    ]:
         path.write_text(content)
         with pytest.raises(ValueError, match=message):
             read_results(path)
