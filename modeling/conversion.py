@@ -70,7 +70,7 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file does not hold tensors by name.
+        ValueError: the file is damaged, or does not hold tensors by name, each once.
     """
     path = Path(path).expanduser()
     candidates = [path / name for name in FILES] if path.is_dir() else [path]
@@ -81,12 +81,23 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             return load_file(file)
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
+    except (PermissionError, MemoryError):
+        raise
+    except (SafetensorError, UnpicklingError, RuntimeError) as error:
         raise ValueError(f"{file} must hold a state dict of tensors: {str(error).splitlines()[0][:200]}") from None
+    except Exception as error:  # an empty or cut file: torch answers with any class
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise ValueError(f"{file} must hold a state dict of tensors: {reason}") from None
     state = content.get("state_dict", content) if isinstance(content, dict) else content
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{file} must hold a state dict of tensors, got {type(state).__name__}")
-    return {name.removeprefix("module."): value for name, value in state.items()}  # saved under DataParallel
+    if odd := [name for name in state if not isinstance(name, str)]:
+        raise ValueError(f"{file} must hold tensors by their names, got the name {odd[0]!r:.80}")
+    plain = {name.removeprefix("module."): value for name, value in state.items()}  # saved under DataParallel
+    if len(plain) < len(state):
+        twice = next(name for name in state if name.startswith("module.") and name.removeprefix("module.") in state)
+        raise ValueError(f"{file} must hold each weight once, got {twice.removeprefix('module.')} and {twice}")
+    return plain
 
 
 def found_projector(names: Iterable[str], prefix: str) -> tuple[str, str]:
@@ -129,8 +140,8 @@ def convert_checkpoint(
 
     Raises:
         FileNotFoundError: there is no weights file.
-        ValueError: the file is no state dict, has unknown keys, lacks weights or has other shapes than the backbone;
-            the method or a field is unknown; the head is missing or of another kind.
+        ValueError: the file is no state dict, has unknown keys, lacks weights, has one twice or other shapes than the
+            backbone; a weight is not finite; the method or a field is unknown; the head is missing or of another kind.
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
@@ -246,12 +257,24 @@ def _reason(name: str, prefix: str) -> str | None:
 
 
 def _load(model: CSEModel, state: dict[str, Tensor], report: Conversion, checkpoint: str, backbone: str) -> None:
-    """Fill the model. Raises ValueError if weights are missing or have other shapes."""
-    own = model.state_dict()
+    """Fill the model. Raises ValueError if weights are missing or there twice, have other shapes or types, or are not
+    finite."""
+    own, filled = model.state_dict(), {}
+    sources: dict[str, str] = {}
     for name, target in report.taken.items():
         theirs, ours = tuple(state[name].shape), tuple(own[target].shape)
         if theirs != ours:
             raise ValueError(f"{name} of {checkpoint} must have the shape {ours} of {backbone}, got {theirs}")
+        if (first := sources.setdefault(target, name)) != name:
+            raise ValueError(f"{checkpoint} must hold each weight once, got {first} and {name}, which are one weight")
+        if state[name].is_floating_point() != own[target].is_floating_point():
+            raise ValueError(
+                f"{name} of {checkpoint} must hold {'real' if own[target].is_floating_point() else 'whole'} numbers "
+                f"(such as {own[target].dtype}), got {state[name].dtype}"
+            )
+        filled[target] = state[name].to(own[target].dtype)
+        if not bool(torch.isfinite(filled[target]).all()):
+            raise ValueError(f"{name} of {checkpoint} must hold finite numbers, got NaN or infinite ones")
     missing = set(own) - set(report.taken.values())
     missing = {name for name in missing if not name.endswith((".num_batches_tracked", ".position_ids"))}
     if missing:
@@ -259,7 +282,6 @@ def _load(model: CSEModel, state: dict[str, Tensor], report: Conversion, checkpo
             f"{checkpoint} lacks {len(missing)} weights of {type(model.backbone).__name__} ({backbone}) or its heads: "
             f"{_listed(sorted(missing))}"
         )
-    filled = {target: state[name].to(own[target].dtype) for name, target in report.taken.items()}
     model.load_state_dict(filled, strict=False)
 
 

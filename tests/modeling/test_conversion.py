@@ -213,6 +213,9 @@ def test_the_command_writes_a_run_s_layout(source, checkpoint, tokenizer_of, tmp
     assert {path.name for path in (tmp_path / "deep").iterdir()} == {"training", "conversion.json"}
 
 
+WORDS, NORM = "bert.embeddings.word_embeddings.weight", "bert.embeddings.LayerNorm.weight"
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return (print, ("run",))
@@ -239,6 +242,31 @@ class Evil:
         (lambda s: {k: v for k, v in s.items() if "mlp" not in k}, ["--projector_at_inference"], "needs a head, and"),
         (lambda s: s | {"x": Evil()}, [], "must hold a state dict of tensors: "),
         (lambda s: [1, 2], [], "must hold a state dict of tensors, got list"),
+        (lambda s: s | {3: torch.ones(1)}, [], "pytorch_model.bin must hold tensors by their names, got the name 3"),
+        (lambda s: s | {WORDS: s[WORDS] * float("nan")}, [], f"{WORDS} of "),
+        (lambda s: s | {WORDS: s[WORDS].double() * 1e300}, [], "must hold finite numbers, got NaN or infinite ones"),
+        (lambda s: s | {WORDS: s[WORDS].long()}, [], "(such as torch.float32), got torch.int64"),
+        (lambda s: s | {WORDS: s[WORDS].cfloat()}, [], "(such as torch.float32), got torch.complex64"),
+        (
+            lambda s: s | {f"module.{WORDS}": s[WORDS]},
+            [],
+            f"must hold each weight once, got {WORDS} and module.{WORDS}",
+        ),
+        (
+            lambda s: s | {NORM.replace("weight", "gamma"): s[NORM]},
+            [],
+            f"must hold each weight once, got {NORM} and {NORM.replace('weight', 'gamma')}, which are one weight",
+        ),
+        (
+            lambda s: s,
+            ["--set", "temperature=0.05", "--set", "temperature=1"],
+            "--set temperature must be given once, got 0.05 and 1.0",
+        ),
+        (
+            lambda s: s,
+            ["--set", "pooling=mean", "--pooling", "cls"],
+            "--pooling must be 'mean', as --set pooling says, or left out, got 'cls'",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(source, checkpoint, tmp_path, change, options, message):
@@ -248,6 +276,29 @@ def test_what_cannot_be_is_one_line(source, checkpoint, tmp_path, change, option
     assert message in found.output, found.output
     assert found.output.count("\n") == 1, found.output
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", None], ids=["empty", "text", "cut"])
+def test_a_damaged_file_is_told_by_its_own_name(source, checkpoint, tmp_path, content):
+    """Regression: the message named the backbone."""
+    file = tmp_path / "weights.bin"
+    torch.save(source()[2], file)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if content is None else content)
+    found = run(file, "-o", tmp_path / "out", "--backbone", checkpoint("bert"))
+    assert found.exit_code == 2
+    assert f"error: {file} must hold a state dict of tensors: " in found.output
+
+
+def test_a_place_that_cannot_be_written_is_told_without_the_backbone(source, checkpoint, tmp_path, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", "out")
+
+    torch.save(source()[2], tmp_path / "pytorch_model.bin")
+    monkeypatch.setattr("csekit.encoding.deploy.whole_folder", refuse)
+    found = run(tmp_path, "-o", tmp_path / "out", "--backbone", checkpoint("bert"))
+    assert found.exit_code == 2
+    assert "Permission denied" in found.output
+    assert "the model cannot be used" not in found.output
 
 
 def test_unknown_keys_can_be_left_behind(source, checkpoint, tmp_path):

@@ -33,17 +33,24 @@ def convert(
     """Convert a state dict saved by the code of SimCSE, DiffCSE, InfoCSE or InforMin-CL into a csekit model."""
     with one_line_errors():
         quiet_transformers()
+        from transformers import AutoTokenizer
+
         from csekit.encoding.deploy import check_output
-        from csekit.encoding.pretrained import broken_model_told
+        from csekit.encoding.pretrained import broken_model_told, load_pretrained
         from csekit.modeling.conversion import convert_checkpoint
 
         check_output(output, overwrite=None)
         fields = _fields(settings or [], method)
         given = {"pooling": pooling, "projector_at_inference": projector_at_inference or None}
-        fields |= {name: value for name, value in given.items() if value is not None}
+        for name, value in given.items():
+            if value is not None and fields.setdefault(name, value) != value:
+                raise ValueError(
+                    f"--{name} must be {fields[name]!r}, as --set {name} says, or left out, got {value!r}"
+                )
         with broken_model_told(backbone):
             model, report = convert_checkpoint(checkpoint, backbone, method, allow_unknown, **fields)
-            loadable = _write(model, report, output, checkpoint, backbone)
+            tokenizer = load_pretrained(AutoTokenizer, backbone)
+        loadable = _write(model, tokenizer, report, output, checkpoint, backbone)
         typer.echo("\n".join([*_report(report), f"written: {output}, {loadable}"]))
 
 
@@ -51,27 +58,26 @@ def _fields(settings: list[str], method: str) -> dict[str, Any]:
     """Parse NAME=VALUE pairs; each value gets the type of its field."""
     from csekit.trainers.scripts.run_arguments import method_fields, plain_value
 
-    types, fields = method_fields(method), {}
+    types, fields = method_fields(method), dict[str, Any]()
     for setting in settings:
         name, sign, value = setting.partition("=")
         if not sign or name not in types:
             raise ValueError(f"--set must be NAME=VALUE with a field of {method!r}, got {setting!r}")
         try:
-            fields[name] = plain_value(types[name], value)
+            parsed = plain_value(types[name], value)
         except ValueError:
             raise ValueError(f"--set {name} must be {types[name].__name__}, got {value!r}") from None
+        if name in fields:
+            raise ValueError(f"--set {name} must be given once, got {fields[name]!r} and {parsed!r}")
+        fields[name] = parsed
     return fields
 
 
-def _write(model: Any, report: Any, output: Path, checkpoint: Path, backbone: str) -> str:
+def _write(model: Any, tokenizer: Any, report: Any, output: Path, checkpoint: Path, backbone: str) -> str:
     """Write the training checkpoint, the export if the pooling allows one, and ``conversion.json``: all or nothing."""
-    from transformers import AutoTokenizer
-
     from csekit.encoding.deploy import whole_folder
-    from csekit.encoding.pretrained import load_pretrained
     from csekit.modeling.export import EXPORTABLE_POOLINGS
 
-    tokenizer = load_pretrained(AutoTokenizer, backbone)
     native = model.config.pooling in EXPORTABLE_POOLINGS
     with whole_folder(output) as new:
         model.save_pretrained(new / "training")
