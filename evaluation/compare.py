@@ -3,6 +3,7 @@
 Shape suffixes: R resamples, P pairs of a task, G distinct values among them.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -141,7 +142,9 @@ def _files(paths: str | Path | Sequence[str | Path]) -> list[str | Path]:
     files = [paths] if isinstance(paths, str | Path) else list(paths)
     if not files:
         raise ValueError("results files must be given on both sides, got none")
-    places = [Path(file).resolve() for file in files]
+    if not all(map(str, files)):
+        raise ValueError(f"results files must have names, got {[str(file) for file in files]}")
+    places = [os.path.realpath(file) for file in files]
     twice = next((file for i, file in enumerate(files) if places[i] in places[:i]), None)
     if twice is not None:
         raise ValueError(f"results files of one side must be of different seeds, got {Path(twice).name} twice")
@@ -150,6 +153,17 @@ def _files(paths: str | Path | Sequence[str | Path]) -> list[str | Path]:
 
 def _read_side(paths: str | Path | Sequence[str | Path]) -> list[_Run]:
     return [read_similarities(path) for path in _files(paths)]
+
+
+def _check_copies(paths: Sequence[str | Path], side: Sequence[_Run]) -> None:
+    """Raise ValueError if a file of one side is a copy of another one, which is no further seed."""
+    for i, run in enumerate(side):
+        for j, other in enumerate(side[:i]):
+            if run.keys() == other.keys() and all(np.array_equal(run[task][0], other[task][0]) for task in run):
+                raise ValueError(
+                    "results files of one side must be of different seeds, got the same similarities in "
+                    f"{Path(paths[j]).name} and {Path(paths[i]).name}"
+                )
 
 
 def _check_files(sides: Sequence[Sequence[str | Path]], tasks: Sequence[str]) -> None:
@@ -221,11 +235,15 @@ def compare_runs(
 
     Raises:
         FileNotFoundError, ValueError: a file is missing or malformed; no task in common; different pairs, checksums or
-            text forms; seeds of one side with different pooling.
+            text forms; seeds of one side with different pooling; a file of one side that is a copy of another.
     """
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
     side_a, side_b = _read_side(a), _read_side(b)
+    _check_copies(_files(a), side_a)
+    _check_copies(_files(b), side_b)
     tasks = _common_tasks([*side_a, *side_b])
     _check_files([_files(a), _files(b)], tasks)
     result, draws = {}, {}

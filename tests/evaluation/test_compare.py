@@ -1,9 +1,12 @@
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
+from typer.testing import CliRunner
 
+from csekit.cli import main
 from csekit.evaluation.compare import Ranks, bootstrap, bootstrap_averages, compare_runs, p_value, resampled_spearman
 from csekit.evaluation.results import write_results
 from csekit.evaluation.sts_data import STS_TASKS
@@ -117,6 +120,31 @@ def test_a_file_is_one_seed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"of one side must be of different seeds, got a\.json twice"):
         compare_runs([a, b, tmp_path / "." / "a.json"], [b], 20)
     compare_runs([a], [a], 20)
+
+
+def test_a_copy_of_a_file_is_no_further_seed(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.json", 2, 0), write(tmp_path / "b.json", 2, 1)
+    for suffix in (".json", ".similarities.npz"):
+        shutil.copy(tmp_path / f"a{suffix}", tmp_path / f"copy{suffix}")
+    found = CliRunner().invoke(main, ["compare", f"{a},{tmp_path / 'copy.json'}", str(b)])
+    assert found.exit_code == 2, found.output
+    assert "of different seeds, got the same similarities in a.json and copy.json" in found.output
+
+
+def test_words_of_the_command_that_cannot_be(tmp_path: Path) -> None:
+    """Regression: ``A,`` was one file, a name that a variable without a value leaves out; a loop was a traceback."""
+    a = write(tmp_path / "a.json", 2, 0)
+    loop = tmp_path / "loop.json"
+    loop.symlink_to(loop)
+    for words, message in [
+        ([f"{a},", str(a)], "results files must have names, got "),
+        (["", str(a)], "results files must have names, got ['']"),
+        ([str(loop), str(a)], "loop.json: no such results file"),
+        ([str(a), str(a), "--seed", "-1"], "seed must be at least 0, got -1"),
+    ]:
+        found = CliRunner().invoke(main, ["compare", *words])
+        assert found.exit_code == 2, found.output
+        assert message in found.output
 
 
 def described(path: Path, seed: int, text_form: str = "tokenized", checksum: str = "aa", pooling: str = "cls") -> Path:

@@ -18,7 +18,7 @@ def compare(
         from csekit.evaluation import compare_runs, read_results
         from csekit.evaluation.compare import pooling_of
 
-        side_a, side_b = ([name for name in side.split(",") if name] for side in (a, b))
+        side_a, side_b = (side.split(",") for side in (a, b))
         differences = compare_runs(side_a, side_b, resamples=resamples, seed=seed)
         rows = [
             [task, f"{d.a:.2f}", f"{d.b:.2f}", f"{d.difference:+.2f}", f"[{d.low:+.2f}, {d.high:+.2f}]", f"{d.p:.4f}"]
