@@ -159,9 +159,10 @@ def _by_name(kind: str, name: str, section: Mapping[str, Any]) -> Mapping[str, A
 
 def compared_by(dev: Mapping[str, Any]) -> str | None:
     """Return the dev score by which an encoder that training made worse was compared with the untrained one; None
-    where a file does not name it: the last checkpoint was kept, not the best."""
+    where a file does not name it (the last checkpoint was kept, not the best) or holds no number for it."""
     name: str | None = dev.get("compared_by") or dev.get("metric")
-    return name if name in (dev.get("before") or {}) and name in (dev.get("after") or {}) else None
+    sides = (dev.get("before") or {}), (dev.get("after") or {})
+    return name if all(side.get(name) is not None for side in sides) else None
 
 
 def with_shown(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from csekit.evaluation.report.runs import BY_NAME, shown_sections, with_shown
 from csekit.evaluation.results import differing_part, read_results
 from csekit.evaluation.results_schema import CardResults
 from csekit.modeling import METHODS
+from csekit.modeling.pooling import POOLINGS
 from csekit.trainers.hub.card_scores import SUITES, SuiteTable, dev_table, suite_tables, worse_than_untrained
 
 #: In the repository beside the rooms, in a wheel beside the subpackages.
@@ -242,6 +243,11 @@ def results_of(path: str | Path, scores: Sequence[str | Path] = ()) -> dict[str,
     if results.get("method") not in METHODS or "config" not in results:
         raise ValueError(f"{path}: must be the results of a training run, got method {results.get('method')!r}")
     check_schema(CardResults, results, path)
+    if results["config"]["pooling"] not in POOLINGS:
+        raise ValueError(
+            f"{path}: config.pooling must be one of {', '.join(map(repr, POOLINGS))}, got "
+            f"{results['config']['pooling']!r:.80}"
+        )
     for name in results.get("imports") or []:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(f"{path}: imports must be names of modules, got {name!r:.80}")

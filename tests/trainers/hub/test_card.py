@@ -344,3 +344,28 @@ def test_imports_of_a_card_are_names(tmp_path: Path) -> None:
     found = CliRunner().invoke(main, ["card", str(tmp_path / "run.json"), "-o", str(tmp_path / "card.md")])
     assert found.exit_code == 2
     assert "run.json: imports must be names of modules" in found.output
+
+
+def test_a_pooling_that_csekit_has_not_makes_no_snippet(tmp_path: Path) -> None:
+    """Regression: the snippet of an unknown pooling took the first token."""
+    run = {"method": "simcse", "backbone": "b", "seed": 1, "corpus": {"name": "c"}, "arguments": {}}
+    for pooling in ("max", ""):
+        write_results(tmp_path / "run.json", {**run, "config": {"pooling": pooling}}, overwrite=True)
+        found = CliRunner().invoke(main, ["card", str(tmp_path / "run.json"), "-o", str(tmp_path / "card.md")])
+        assert found.exit_code == 2, found.output
+        assert "run.json: config.pooling must be one of 'cls', 'mean', " in found.output
+        assert f"got {pooling!r}" in found.output
+        assert not (tmp_path / "card.md").exists()
+
+
+@pytest.mark.parametrize("command", ["card", "report"])
+def test_a_score_that_is_no_number_is_not_compared(command: str, tmp_path: Path) -> None:
+    """Regression: a dev score of null ended in a traceback."""
+    run = {"method": "simcse", "backbone": "b", "seed": 1, "corpus": {"name": "c"}, "arguments": {}}
+    scores = {"dev_spearman": float("nan")}
+    dev = {"worse_than_untrained": True, "metric": "dev_spearman", "before": scores, "after": scores}
+    write_results(tmp_path / "run.json", {**run, "config": {"pooling": "cls"}, "dev": dev})
+    output = tmp_path / ("card.md" if command == "card" else "page.html")
+    found = CliRunner().invoke(main, [command, str(tmp_path / "run.json"), "-o", str(output)])
+    assert found.exit_code == 0, found.output
+    assert "nan" not in output.read_text(encoding="utf-8").lower().split()
