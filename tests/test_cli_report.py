@@ -100,6 +100,7 @@ def test_results_files_alone(tmp_path: Path, runs: list[Path], corpus: Path) -> 
         (["--corpus", "CORPUS", "--sentences", "1"], "--sentences must be at least 2, got 1"),
         (["--corpus", "CORPUS"], "pooling must be one of"),
         (["--max_megabytes", "0.001"], "more than --max_megabytes 0.001"),
+        (["--max_megabytes", "nan"], "more than --max_megabytes nan"),
     ],
 )
 def test_errors_are_one_line(
@@ -253,6 +254,18 @@ def test_scores_of_an_encoder_that_was_replaced_are_left_out(tmp_path: Path, run
     shutil.copytree(runs[1], tmp_path / "other")
     found = run(runs[0], "-o", tmp_path / "report.html")
     assert found.exit_code == 0 and "transfer.json is left out" in " ".join(found.output.split()), found.output
+
+
+def test_a_file_of_scores_that_cannot_be_read_is_named(tmp_path: Path, runs: list[Path]) -> None:
+    """Regression: a cut results file, or one of a later format, beside the run's own was passed over in silence."""
+    (runs[0] / "transfer.json").write_text('{"format": 1, "transfer": {"tasks": {"MR"')
+    (runs[0] / "later.json").write_text('{"format": 2, "transfer": {}}')
+    (runs[0] / "loop.json").symlink_to("loop.json")
+    found = run(runs[0], "-o", tmp_path / "report.html")
+    assert found.exit_code == 0, found.output
+    assert "simcse: transfer.json is left out, which may hold scores: not a JSON file: " in found.output
+    assert "simcse: later.json is left out: format must be 1, got 2" in found.output
+    assert "simcse: loop.json is left out, which may hold scores: " in found.output
 
 
 def test_scores_of_a_second_file_are_named_and_test_mode_wins(tmp_path: Path, runs: list[Path]) -> None:

@@ -172,7 +172,7 @@ def write_report(path: str | Path, page: str, max_megabytes: float = 20.0) -> Pa
     """
     path, data = Path(path), page.encode("utf-8")
     check_page_name(path)
-    if len(data) > max_megabytes * 1e6:
+    if not len(data) <= max_megabytes * 1e6:  # also for nan
         raise ValueError(
             f"{path.name} would take {len(data) / 1e6:.1f} MB, more than --max_megabytes {max_megabytes:g}: give "
             "fewer --sentences, runs or figures, or raise it"

@@ -80,8 +80,8 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Read ``results.json`` and take missing sections from the folder's other results files, ordered by name.
 
     Returns:
-        the content, and a sentence for each file that is left out, since its scores are those of other weights or
-        settings.
+        the content, and a sentence for each file that is left out: it cannot be read, or its scores are those of other
+        weights or settings.
     """
     main = folder / "results.json"
     content = with_shown(read_results(main)) if main.is_file() else {}
@@ -89,8 +89,15 @@ def _with_others(folder: Path) -> tuple[dict[str, Any], list[str]]:
     weights, left_out = None, []
     for path in sorted(folder.glob("*.json")):
         if path != main:
-            other = _json(path)
-            if isinstance(other, dict) and other.get("format") == FORMAT:
+            try:
+                other = read_json(path)
+            except (OSError, ValueError) as error:
+                reason = str(error).removeprefix(f"{path}: ")
+                left_out.append(f"{path.name} is left out, which may hold scores: {reason}")
+                continue
+            if isinstance(other, dict) and other.get("format", FORMAT) != FORMAT:
+                left_out.append(f"{path.name} is left out: format must be {FORMAT}, got {other['format']!r:.80}")
+            elif isinstance(other, dict) and "format" in other:
                 check_results(other, path)
                 theirs = (other.get("run") or {}).get("weights")
                 weights = weights_of(folder) if theirs and weights is None else weights
