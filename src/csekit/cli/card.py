@@ -42,6 +42,8 @@ def card(
             raise ValueError(
                 f"--output must name the card to write for a results file, README.md or NAME.md, got none for {source}"
             )
+        if output is not None and output.suffix != ".md":
+            raise ValueError(f"--output must be a card, README.md or NAME.md, got {output}")
         check_output(output or source / "README.md")
         results = results_of(source, scores or [])
         options = CardOptions(

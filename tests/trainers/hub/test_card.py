@@ -369,3 +369,16 @@ def test_a_score_that_is_no_number_is_not_compared(command: str, tmp_path: Path)
     found = CliRunner().invoke(main, [command, str(tmp_path / "run.json"), "-o", str(output)])
     assert found.exit_code == 0, found.output
     assert "nan" not in output.read_text(encoding="utf-8").lower().split()
+
+
+@pytest.mark.parametrize("name", ["run.json", "other.json", "card"])
+def test_a_card_replaces_no_results_file(name: str, tmp_path: Path) -> None:
+    """Regression: ``csekit card run.json -o run.json`` replaced the results by the card."""
+    run = {"method": "simcse", "backbone": "b", "seed": 1, "corpus": {"name": "c"}, "arguments": {}}
+    for file in ("run.json", "other.json"):
+        write_results(tmp_path / file, {**run, "config": {"pooling": "cls"}})
+    before = [(tmp_path / file).read_bytes() for file in ("run.json", "other.json")]
+    found = CliRunner().invoke(main, ["card", str(tmp_path / "run.json"), "-o", str(tmp_path / name)])
+    assert found.exit_code == 2, found.output
+    assert f"--output must be a card, README.md or NAME.md, got {tmp_path / name}" in found.output
+    assert [(tmp_path / file).read_bytes() for file in ("run.json", "other.json")] == before
