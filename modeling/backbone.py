@@ -128,11 +128,13 @@ def with_layers(encoder_config: PreTrainedConfig, layers: Sequence[int]) -> PreT
     """Return a copy of a configuration for these layers alone, by their numbers from 0.
 
     Raises:
-        ValueError: no layer, or one that the encoder does not have.
+        ValueError: no layer, one that the encoder does not have, or one twice.
     """
     count = int(encoder_config.num_hidden_layers)
     if not layers or any(not 0 <= layer < count for layer in layers):
         raise ValueError(f"layers must be numbers from 0 to {count - 1}, the encoder's last layer, got {[*layers]}")
+    if len(set(layers)) < len(layers):
+        raise ValueError(f"layers must differ, got {[*layers]}")
     own = copy.deepcopy(encoder_config)
     own.num_hidden_layers = len(layers)
     for name, value in vars(encoder_config).items():

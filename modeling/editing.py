@@ -82,9 +82,12 @@ class EditingConfig(CopyConfig):
         """Fill in the generator, and compare its vocabulary with that of the encoder's checkpoint.
 
         Raises:
-            ValueError: the vocabularies differ; the message says how.
+            ValueError: the generator's name is empty, or the vocabularies differ; the message says how.
         """
-        self.generator = self.generator or name_or_path
+        if self.generator is None:
+            self.generator = name_or_path
+        if not self.generator.strip():
+            raise ValueError(f"{self.name}_generator must be a masked LM's name or folder, got {self.generator!r}")
         if self.generator != name_or_path:
             check_same_vocabulary(name_or_path, self.generator, f"{self.name}_generator")
 

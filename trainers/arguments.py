@@ -110,6 +110,10 @@ class RunTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         if str(self.resume_from_checkpoint).lower() in ("true", "false"):  # the command line has only text
             self.resume_from_checkpoint = str(self.resume_from_checkpoint).lower() == "true"  # type: ignore[assignment]
+        if self.resume_from_checkpoint == "":
+            raise ValueError("resume_from_checkpoint must be True or a checkpoint's folder, got ''")
+        if not str(self.output_dir).strip():
+            raise ValueError(f"output_dir must be a folder, got {self.output_dir!r}")
         if self.save_steps is None:
             self.save_steps = self.eval_steps or 500
         if self.log_format not in LOG_FORMATS:

@@ -406,6 +406,8 @@ def parse_arguments(
     early.add_argument("--config")
     config_path = early.parse_known_args(argv)[0].config
     try:
+        if config_path == "":
+            raise ValueError("--config must be a preset's name or file, got ''")
         preset = dict(defaults or {}) | (read_preset(config_path) if config_path else {})
         if {"import", "imports"} <= preset.keys():
             raise ValueError(f"{config_path}: must hold 'import' or 'imports', got both")
