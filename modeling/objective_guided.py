@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from .distributed import gather_rows
 from .objectives import ContrastModifier, Views
-from .settings import ObjectiveConfig, check_choice, check_number
+from .settings import ObjectiveConfig, Unread, check_choice, check_number
 
 RULES = ("threshold", "margin", "relative_margin")
 #: A similarity counts as equal to a bound within the rounding of float32.
@@ -38,6 +38,10 @@ class GuidedNegativesConfig(ObjectiveConfig):
     """
 
     name: ClassVar[str] = "guided"
+    unread_with: ClassVar[Unread] = {
+        "threshold": ("rule", ("margin", "relative_margin")),
+        "margin": ("rule", ("threshold",)),
+    }
     weight: float = 1.0
     rule: str = "threshold"
     threshold: float = 0.9

@@ -19,7 +19,7 @@ from .hub import from_hub
 from .objectives import Encode, MaskedCopy, Objective, TargetCopy, TargetSpec, Views
 from .quiet import quiet_weights
 from .sentence_decoder import SentenceDecoder
-from .settings import ObjectiveConfig, check_choice
+from .settings import ObjectiveConfig, Unread, check_choice
 
 TARGETS = ("original", "positive")
 REPRESENTATIONS = ("h", "z")
@@ -53,6 +53,7 @@ class InformationCompensationConfig(ObjectiveConfig):
     """
 
     name: ClassVar[str] = "icm"
+    unread_with: ClassVar[Unread] = {"element_dropout": ("decoder", ("causal",))}
     weight: float = 0.2
     target: str = "original"
     representation: str = "h"

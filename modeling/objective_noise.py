@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from .distributed import from_first_process, gather_rows, sum_over_processes
 from .losses import cosine_logits
 from .objectives import ContrastModifier, Encode, Negatives, Views
-from .settings import ObjectiveConfig, check_choice, check_number
+from .settings import ObjectiveConfig, Unread, check_choice, check_number
 
 AGAINST = ("noise", "batch")
 
@@ -36,6 +36,7 @@ class NoiseNegativesConfig(ObjectiveConfig):
     """
 
     name: ClassVar[str] = "noise"
+    unread_with: ClassVar[Unread] = {"step_size": ("steps", (0,))}
     weight: float = 1.0
     times: float = 1.0
     steps: int = 4

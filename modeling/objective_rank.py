@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 from .distributed import from_first_process, gather_rows, own_columns, token_mean
 from .losses import cosine_logits
 from .objectives import Encode, Objective, Views
-from .settings import ObjectiveConfig, check_choice, check_number
+from .settings import ObjectiveConfig, Unread, check_choice, check_number
 
 LOSSES, AGAINST = ("listmle", "listnet", "mse"), ("first", "second")
 
@@ -52,6 +52,14 @@ class RankingDistillationConfig(ObjectiveConfig):
     """
 
     name: ClassVar[str] = "rank"
+    unread_with: ClassVar[Unread] = {
+        "temperature": ("loss", ("mse",)),
+        "teacher_temperature": ("loss", ("listmle", "mse")),
+        "mixture": ("teachers", (1,)),
+        "shuffle_temperature": ("shuffle", (0,)),
+        "low": ("loss", ("listmle", "listnet")),
+        "high": ("loss", ("listmle", "listnet")),
+    }
     weight: float = 1.0
     loss: str = "listmle"
     temperature: float = 0.05

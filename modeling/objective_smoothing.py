@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from .distributed import gather_rows, own_columns
 from .losses import cosine_logits, info_nce
 from .objectives import Encode, Objective, Views
-from .settings import ObjectiveConfig, check_number
+from .settings import ObjectiveConfig, Unread, check_number
 
 
 @dataclass
@@ -36,6 +36,7 @@ class InstanceSmoothingConfig(ObjectiveConfig):
     """
 
     name: ClassVar[str] = "smoothing"
+    unread_with: ClassVar[Unread] = {"start": ("ramp_steps", (0,))}
     weight: float = 0.1
     size: int = 1024
     neighbors: int = 16

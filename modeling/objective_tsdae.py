@@ -17,7 +17,7 @@ from .fast_counts import first_rows
 from .masked_lm_head import MaskedLMHead
 from .objectives import DeletionSpec, Encode, MaskedCopy, Objective, Views
 from .sentence_decoder import SentenceDecoder
-from .settings import ObjectiveConfig, check_choice, check_number
+from .settings import ObjectiveConfig, Unread, check_choice, check_number
 from .tied_decoder import TiedDecoder
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,10 @@ class DenoisingConfig(ObjectiveConfig):
     """
 
     name: ClassVar[str] = "tsdae"
+    unread_with: ClassVar[Unread] = {
+        "decoder_layers": ("decoder", ("tied",)),
+        "decoder_dropout": ("decoder", ("tied",)),
+    }
     weight: float = 1.0
     deletion: float = 0.6
     decoder: str = "tied"

@@ -6,6 +6,9 @@ import typing
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
+#: Fields that some values of another field leave unread: field to (the other one, these values).
+Unread = dict[str, tuple[str, tuple[Any, ...]]]
+
 
 @dataclass
 class ObjectiveConfig:
@@ -21,6 +24,7 @@ class ObjectiveConfig:
     """
 
     name: ClassVar[str] = ""
+    unread_with: ClassVar[Unread] = {}
     weight: float = 0.0
 
     def __post_init__(self) -> None:
@@ -42,6 +46,15 @@ class ObjectiveConfig:
     def complete(self, name_or_path: str) -> None:
         """Fill in the fields that depend on the backbone's checkpoint. ``from_backbone`` calls this before it builds
         the model."""
+
+    def unread(self) -> dict[str, str]:
+        """Map the fields that were set and have no effect to the setting that leaves them unread."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return {
+            f"{self.name}_{name}": f"{self.name}_{other} {getattr(self, other)}"
+            for name, (other, values) in self.unread_with.items()
+            if getattr(self, name) != defaults[name] and getattr(self, other) in values
+        }
 
     @classmethod
     def field_types(cls) -> dict[str, type]:

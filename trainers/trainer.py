@@ -576,7 +576,8 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
 
 
 def tell_unread(model: CSEModel, negatives: str | None) -> None:
-    """Warn of settings of a contrast whose weight is 0, and of the column of its hard negatives."""
+    """Warn of settings that nothing reads: those of a contrast whose weight is 0, the column of its hard negatives, and
+    those of an objective that another one of its settings leaves out."""
     config = model.config
     weight, names = (
         ("second_view_weight", SECOND_VIEW) if config.contrastive_weight else ("contrastive_weight", CONTRAST)
@@ -587,6 +588,9 @@ def tell_unread(model: CSEModel, negatives: str | None) -> None:
         unread.append(f"the column {negatives!r}, the hard negative of the contrast")
     if unread and not getattr(config, weight):
         logger.warning("%s: no effect with %s 0", ", ".join(unread), weight)
+    for objective in model.auxiliaries():
+        for name, setting in objective.config.unread().items():
+            logger.warning("%s: no effect with %s", name, setting)
 
 
 def check_equal_views(model: CSEModel, args: CSETrainingArguments, columns: int, fields: str) -> None:

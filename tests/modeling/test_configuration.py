@@ -300,3 +300,28 @@ def test_dropout_fields_leave_task_heads_out(encoder_config):
     assert set(dropout_fields(encoder_config("distilbert"))) == {"dropout", "attention_dropout"}
     expected = {"embedding_dropout", "mlp_dropout", "attention_dropout"}
     assert set(dropout_fields(encoder_config("modernbert"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "unread"),
+    [
+        ("rank", {"loss": "mse", "temperature": 0.1}, {"rank_temperature": "rank_loss mse"}),
+        ("rank", {"loss": "listnet", "low": 0.6}, {"rank_low": "rank_loss listnet"}),
+        ("rank", {"mixture": 0.5}, {"rank_mixture": "rank_teachers 1"}),
+        ("rank", {"shuffle_temperature": 2.0}, {"rank_shuffle_temperature": "rank_shuffle 0.0"}),
+        ("rank", {"mixture": 0.5, "teachers": 2, "shuffle_temperature": 2.0, "shuffle": 0.1, "temperature": 1.0}, {}),
+        ("guided", {"margin": 0.1}, {"guided_margin": "guided_rule threshold"}),
+        ("guided", {"threshold": 0.1, "rule": "margin"}, {"guided_threshold": "guided_rule margin"}),
+        ("guided", {"margin": 0.1, "rule": "relative_margin"}, {}),
+    ],
+)
+def test_fields_that_another_one_leaves_unread(name: str, fields: dict, unread: dict) -> None:
+    assert OBJECTIVES[name].config_class(**fields).unread() == unread
+
+
+def test_fields_that_may_be_unread_are_fields() -> None:
+    for kind in OBJECTIVES.values():
+        config = kind.config_class()
+        for name, (other, _) in config.unread_with.items():
+            assert {name, other} <= config.field_names()
+        assert config.unread() == {}

@@ -925,12 +925,24 @@ def test_further_positives_without_their_column_are_named(
             {"angular_margin": 0.2, "mask_identical": True, "contrastive_weight": 0.0, "mlm_weight": 1.0},
             "angular_margin, mask_identical: no effect with contrastive_weight 0",
         ),
+        (
+            {"icm_weight": 0.2, "icm_element_dropout": 0.3},
+            "icm_element_dropout: no effect with icm_decoder causal",
+        ),
+        (
+            {"noise_weight": 1.0, "noise_steps": 0, "noise_step_size": 0.5},
+            "noise_step_size: no effect with noise_steps 0",
+        ),
+        ({"smoothing_weight": 1.0, "smoothing_start": 0.5}, "smoothing_start: no effect with smoothing_ramp_steps 0"),
+        ({"tsdae_weight": 1.0, "tsdae_decoder_layers": 2}, "tsdae_decoder_layers: no effect with tsdae_decoder tied"),
+        ({"icm_weight": 0.2, "icm_element_dropout": 0.3, "icm_decoder": "denoising"}, None),
+        ({"smoothing_weight": 1.0, "smoothing_start": 0.5, "smoothing_ramp_steps": 9}, None),
         ({"symmetric": True, "angular_margin": 0.2, "further_positives": "halves"}, None),
         ({"angular_margin": 0.2, "further_positives": "halves", "second_view_weight": 0.0}, None),
         ({"contrastive_weight": 0.0, "mlm_weight": 1.0}, None),
     ],
 )
-def test_settings_of_a_contrast_without_weight_are_told(
+def test_settings_that_nothing_reads_are_told(
     small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], told: str | None
 ) -> None:
     small_run(tmp_path / "run", fields=fields)

@@ -199,6 +199,7 @@ def test_a_preset_of_ours_parses_and_builds_its_config(path: Path) -> None:
     assert {name: found[name] for name in content} == content
     tiny = BertConfig(hidden_size=768, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     config = METHODS[run.method].config_class(encoder_config=tiny, **fields)
+    assert not any(objective.unread() for objective in config.objectives)
     names = fields.pop("objectives", None)
     assert names is None or [objective.name for objective in config.objectives] == names
     kept = {name: lora_settings(value) if name == "lora" else value for name, value in fields.items()}
