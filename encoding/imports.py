@@ -41,7 +41,7 @@ def recorded_imports(folder: str | Path) -> list[str]:
     Arguments:
         folder: a run's folder, its ``training`` or a checkpoint in that.
     """
-    path = Path(folder).resolve()
+    path = Path(os.path.realpath(folder))
     if path.parent.name == "training":
         path = path.parent
     if path.name == "training":

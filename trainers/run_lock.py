@@ -37,10 +37,14 @@ class RunLock:
     Raises:
         FolderInUseError: another process holds it; the message names process, machine and last sign of life.
         OSError: the folder cannot be written.
+        ValueError: the path, or a part of it, is no folder.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ValueError(f"output_dir must be a folder, got {folder}: {error.strerror}") from None
         self.folder, self.users = folder, 1
         self.note = {"host": socket.gethostname(), "pid": os.getpid(), "token": uuid.uuid4().hex}
         self.taken = False
@@ -90,6 +94,10 @@ _held: dict[Path, RunLock] = {}
 _guard = threading.Lock()
 
 
+def _key(folder: str | os.PathLike[str]) -> Path:
+    return Path(os.path.realpath(folder))  # Path.resolve() ends in a RuntimeError for a link to itself
+
+
 @contextmanager
 def held(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Hold a folder inside the context. A process may enter it several times.
@@ -97,8 +105,9 @@ def held(folder: str | os.PathLike[str]) -> Iterator[None]:
     Raises:
         FolderInUseError: another process holds it.
         OSError: the folder cannot be written.
+        ValueError: the path is no folder.
     """
-    key = Path(folder).resolve()
+    key = _key(folder)
     with _guard:
         if key in _held:
             _held[key].users += 1
@@ -121,7 +130,7 @@ def check_held(folder: str | os.PathLike[str]) -> None:
     Raises:
         FolderInUseError: one has.
     """
-    lock = _held.get(Path(folder).resolve())
+    lock = _held.get(_key(folder))
     if lock is not None and lock.taken:
         raise FolderInUseError(
             f"{folder} was taken over by {_name(_read(Path(folder)))}, since this process gave no sign of life for "

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,17 @@ def test_a_checkpoint_of_another_folder_does_not_open_an_output_folder(data: Pat
     assert files(other) == before
     found = start("train", *words, "--output_dir", run, *resume)
     assert found.exit_code == 0, found.output
+
+
+@pytest.mark.parametrize("place", ["file", "file/inside", "nowhere", "loop"])
+@pytest.mark.parametrize("script", ["run_unsup.py", "run_pretrain.py"])
+def test_an_output_folder_that_is_none_is_named(
+    script: str, place: str, started: Callable[..., str], backbone: Path, tmp_path: Path
+) -> None:
+    """Regression: a link to itself ended in a traceback, and a file in ``File exists``."""
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "absent" / "deep")
+    (tmp_path / "loop").symlink_to("loop")
+    line = started(script, backbone, "--output_dir", str(tmp_path / place))
+    assert f"output_dir must be a folder, got {tmp_path / place}: " in line
+    assert (tmp_path / "file").read_text() == "kept"
