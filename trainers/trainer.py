@@ -576,8 +576,8 @@ def check_objectives(model: CSEModel, args: CSETrainingArguments, corpus: Corpus
 
 
 def tell_unread(model: CSEModel, negatives: str | None) -> None:
-    """Warn of settings that nothing reads: those of a contrast whose weight is 0, the column of its hard negatives, and
-    those of an objective that another one of its settings leaves out."""
+    """Warn of what nothing reads: settings of a contrast whose weight is 0, the column of its hard negatives, and
+    settings of an objective that another one of its settings leaves out."""
     config = model.config
     weight, names = (
         ("second_view_weight", SECOND_VIEW) if config.contrastive_weight else ("contrastive_weight", CONTRAST)
