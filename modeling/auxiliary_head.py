@@ -57,8 +57,8 @@ class AuxiliaryHead(nn.Module):
 
     Raises:
         ValueError: the family has no plain list of layers (ALBERT), layers that take more than states (I-BERT,
-            Longformer), or adds a norm after the last layer (ModernBERT): the head's layers would then differ from
-            the encoder's.
+            Longformer), or adds a norm after the last layer (ModernBERT, Megatron-BERT): the head's layers would then
+            differ from the encoder's, and so would states of layer k.
     """
 
     def __init__(self, encoder_config: PreTrainedConfig, num_layers: int = 2) -> None:
@@ -80,6 +80,10 @@ class AuxiliaryHead(nn.Module):
         words = model.get_input_embeddings()
         own_name = next(child for child, module in getattr(parent, name).named_children() if module is words)
         setattr(parent, name, _PassEmbeddings(own_name))
+        if (norm := norm_behind(model)) is not None:
+            raise ValueError(
+                f"{type(model).__name__} has the norm {norm!r} outside its layers: an auxiliary head is not possible"
+            )
         self.model = model
         if model.device.type != "meta":  # from_pretrained builds there what was tried before
             self._try()
@@ -137,6 +141,18 @@ class AuxiliaryHead(nn.Module):
             RuntimeError: the checkpoint's head has another number of layers or other sizes.
         """
         self.model.load_state_dict(load_file(Path(checkpoint) / FOLDER / "model.safetensors"))
+
+
+def norm_behind(model: PreTrainedModel) -> str | None:
+    """Return the name of a norm outside the layers of an encoder without embeddings; None if there is none, or if it
+    is of relative positions (DeBERTa)."""
+    inside = {id(module) for module in layer_list(model).modules()}
+    for name, module in model.named_modules():
+        is_norm = "Norm" in type(module).__name__ and not any(module.children())
+        of_positions = hasattr(model.get_submodule(name.rpartition(".")[0]), "rel_embeddings")
+        if is_norm and id(module) not in inside and not of_positions:
+            return name
+    return None
 
 
 def lower_layers(encoder_config: PreTrainedConfig, layer: int = 0) -> int:

@@ -9,13 +9,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 from transformers.models.bert.modeling_bert import BertLayer
 
-from csekit.modeling import (
-    InfoCSEConfig,
-    InfoCSEModel,
-)
+from csekit.modeling import InfoCSEConfig, InfoCSEForPreTraining, InfoCSEModel
 from csekit.modeling.auxiliary_head import AuxiliaryHead
 from csekit.modeling.objective_aux_mlm import replace_first
 
@@ -254,6 +251,27 @@ def test_left_padded_rows_replace_their_own_first_token():
     kept = torch.ones(2, 4, dtype=torch.bool)
     kept[0, 0] = kept[1, 1] = False
     assert torch.equal(replaced[kept], states[kept])
+
+
+PRE_NORM: dict[str, dict[str, Any]] = {
+    "megatron-bert": {},
+    "roberta-prelayernorm": {},
+    "xlm-roberta-xl": {},
+    "xmod": {"languages": ["en"], "default_language": "en", "pre_norm": True},
+}
+
+
+@pytest.mark.parametrize("kind", list(PRE_NORM))
+def test_a_norm_behind_the_layers_is_refused(kind: str) -> None:
+    """The lower copy applied it to the states of layer k, and the head was not made of the encoder's layers. Stage 1
+    takes the states of layer k without it."""
+    sizes = {"hidden_size": H, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": V}
+    config = AutoConfig.for_model(kind, **sizes, **DEEP, **PRE_NORM[kind])
+    words = "has the norm '.*' outside its layers: an auxiliary head is not possible"
+    with pytest.raises(ValueError, match=words):
+        InfoCSEModel(InfoCSEConfig(encoder_config=config, head_init="top_layers"))
+    with pytest.raises(ValueError, match=f"{words}; objective 'mlm' trains every family"):
+        InfoCSEForPreTraining(InfoCSEForPreTraining.config_class(encoder_config=config))
 
 
 def test_gradient_checkpointing_changes_nothing(family, stage1, batch_with, encoder_config, whole_layers):
