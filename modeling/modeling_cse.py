@@ -89,6 +89,9 @@ class CSEModel(EncoderWrapper):
     def __init__(self, config: CSEConfig, backbone: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         self.backbone = build_backbone(config.encoder_config) if backbone is None else backbone
+        if config.bidirectional and getattr(config.encoder_config, "is_causal", None) is not False:
+            attend_both_ways(self.backbone)
+            config.encoder_config.is_causal = False  # the objectives' encoders copy it
         check_layers(config.pooling, self.backbone)
         if config.lora is not None and backbone is None:
             add_lora(self.backbone, config.lora)
@@ -160,10 +163,9 @@ class CSEModel(EncoderWrapper):
             locate_templates(model_config, tokenizer)
         with torch.device("meta"):
             skeleton = build_backbone(encoder_config)
-        if model_config.bidirectional:
-            attend_both_ways(skeleton)
-            encoder_config.is_causal = whole_config.is_causal = False  # the objectives' encoders copy it
         model = cls(model_config, backbone=skeleton)
+        if model_config.bidirectional:
+            whole_config.is_causal = False
         model.check_projector()
         model.backbone = load_backbone(name_or_path, whole_config, type(skeleton), attn_implementation)
         check_decoder(name_or_path, model.backbone)

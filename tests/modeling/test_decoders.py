@@ -3,6 +3,7 @@ adapters, and the export in sentence-transformers and peft."""
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from csekit.cli import main
 from csekit.encoding import load_encoder
 from csekit.encoding.pretrained import load_tokenizer
-from csekit.modeling import CSEModel
+from csekit.modeling import CSEConfig, CSEModel
 from csekit.modeling.lora import merged_weights
 from csekit.modeling.tokenization import sentence_frame
 
@@ -27,6 +28,7 @@ FAMILIES = {
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 90, "bos_token_id": 1,
              "eos_token_id": 1, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
 }  # fmt: skip
+BERT = {"num_hidden_layers": 1, "hidden_size": 12, "vocab_size": 9, "intermediate_size": 12}
 TEXTS = ["w1 w2 w3 w4 w5 w6", "w7", "w8 w9 w10"]
 TEMPLATE = 'This sentence : " {sentence} " means in one word : "'
 
@@ -207,6 +209,32 @@ def test_the_original_model_under_adapters_of_a_bidirectional_run_needs_is_causa
         adapted = peft.PeftModel.from_pretrained(original, tmp_path / "adapter").eval()
         states = adapted(**batch).last_hidden_state[torch.arange(3), batch["attention_mask"].sum(1) - 1]
         assert torch.allclose(states, wanted, rtol=1e-4, atol=1e-5) == told
+
+
+def reads_ahead(model) -> bool:
+    """Return True if the state of a text's first token changes with its last one."""
+    states = [model.backbone(torch.tensor([[11, 12, last]])).last_hidden_state[0, 0] for last in (13, 14)]
+    return not torch.equal(*states)
+
+
+def test_bidirectional_holds_however_a_model_is_made(folder_of, tmp_path):
+    """Only from_backbone read the setting: other models had it in their configuration, and were causal."""
+    folder, fields = folder_of("llama"), {"pooling": "last", "bidirectional": True}
+    model = CSEModel(CSEConfig(encoder_config=AutoConfig.from_pretrained(folder), objectives=["queue"], **fields))
+    assert reads_ahead(model.eval())
+    assert reads_ahead(SimpleNamespace(backbone=model.objectives["queue"].encoder))
+    CSEModel.from_backbone(folder, pooling="last").save_pretrained(tmp_path / "causal")
+    assert not reads_ahead(CSEModel.from_pretrained(tmp_path / "causal"))
+    assert reads_ahead(CSEModel.from_pretrained(tmp_path / "causal", bidirectional=True))
+    state = AutoModel.from_pretrained(folder).state_dict()
+    torch.save({f"model.{name}": weight for name, weight in state.items()}, tmp_path / "model.pt")
+    words = ["convert", tmp_path / "model.pt", "--backbone", folder, "-o", tmp_path / "run", "--pooling", "last"]
+    done = CliRunner().invoke(main, [str(word) for word in (*words, "--set", "bidirectional=true")])
+    assert done.exit_code == 0, done.output
+    assert AutoConfig.from_pretrained(tmp_path / "run").is_causal is False
+    assert reads_ahead(CSEModel.from_pretrained(tmp_path / "run" / "training"))
+    with pytest.raises(ValueError, match="bidirectional must be False for BertModel, whose attention is not causal"):
+        CSEModel(CSEConfig(bidirectional=True, encoder_config=AutoConfig.for_model("bert", **BERT)))
 
 
 @pytest.mark.parametrize("name", ["towers", "peer", "queue"])
