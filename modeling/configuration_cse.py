@@ -196,7 +196,7 @@ class CSEConfig(EncoderWrapperConfig):
     @property
     def similarity_fn_name(self) -> str:
         """The similarity that training compares embeddings with, by sentence-transformers' names."""
-        return next((str(o.similarity) for o in self.objectives if o.name == "margin"), "cosine")
+        return next((str(o.similarity) for o in self.objectives if o.name == "margin" and o.weight), "cosine")
 
     @property
     def projected_size(self) -> int:

@@ -44,6 +44,12 @@ def test_the_export_names_the_similarity(checkpoint, tokenizer_of, tmp_path, sim
     assert settings["similarity_fn_name"] == similarity
 
 
+def test_a_term_of_weight_0_names_no_similarity(checkpoint, tokenizer_of, tmp_path):
+    """The contrast alone trained, which compares cosines, and search took dot products."""
+    build(checkpoint("bert"), margin_weight=0.0, contrastive_weight=1.0).export(tmp_path, tokenizer_of("bert"))
+    assert load_encoder(tmp_path).similarity_fn_name == "cosine"
+
+
 def test_the_checkpoint_is_searched_with_its_similarity(checkpoint, tokenizer_of, tmp_path):
     """Retrieval and search took the cosine for ``training/``, and the dot product for the export."""
     build(checkpoint("bert"), margin_similarity="dot").save_pretrained(tmp_path / "training")
