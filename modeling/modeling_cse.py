@@ -343,6 +343,9 @@ class CSEModel(EncoderWrapper):
 
         Arguments:
             cut: the views are cut to some dimensions: only what reads them, and nothing that keeps a state.
+
+        Raises:
+            ValueError: two objectives have a term of the same name.
         """
         reading = self.reads_cut_vectors()
         contrasted = self.as_contrasted(views)
@@ -352,6 +355,10 @@ class CSEModel(EncoderWrapper):
                 continue
             with own_stream(objective.config.name, seed, views.h.device):
                 more, diagnostics = objective(views, copies, encode)
+            if repeated := sorted(terms.keys() & more.keys()):
+                raise ValueError(
+                    f"objective {objective.config.name!r} must name its terms as no other term, got {repeated[0]!r}"
+                )
             terms, metrics = terms | more, metrics | diagnostics
         return terms, metrics
 

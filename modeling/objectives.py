@@ -427,6 +427,8 @@ class Objective(nn.Module):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the weighted terms with gradient and the detached diagnostics, each by name, as tensors of shape ().
 
+        A term's name is the objective's, or one that no other term has.
+
         Arguments:
             views: the encoded views.
             batch: the collator's further keys, with the copies that ``batch_spec`` asks for.

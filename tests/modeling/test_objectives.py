@@ -201,3 +201,19 @@ def test_an_own_objective_trains_saves_and_reloads(registry, checkpoint, make_ba
     message = r"objective 'far' is not registered: import the module that registers it .*--import my_module"
     with pytest.raises(ValueError, match=message):
         CSEModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["contrastive", "reconstruction"])
+def test_a_term_needs_a_name_of_its_own(registry, checkpoint, make_batch, name):
+    """The later term took the place of the earlier one, which was left out of the loss."""
+
+    @register_objective
+    class Own(Objective):
+        config_class = OwnConfig
+
+        def forward(self, views, batch, encode):
+            return {name: self.config.weight * views.z.square().mean()}, {}
+
+    model = CSEModel.from_backbone(checkpoint("bert"), reconstruction_weight=0.4, own_weight=0.5)
+    with pytest.raises(ValueError, match=f"objective 'own' must name its terms as no other term, got '{name}'"):
+        model(**make_batch(B, 1, L))
