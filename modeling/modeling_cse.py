@@ -329,19 +329,28 @@ class CSEModel(EncoderWrapper):
         views_by = cache(partial(self.views_by, views, copies))  # the sizes of Matryoshka cut the same views
         lent = (self.project, τ, self.chunks, self.embed_by, views_by, self.pooled_in_chunks)
         encode = Encode(self.backbone, words, *lent)
-        terms, metrics = self.terms_of(views, copies, encode, seed)
-        if self.config.matryoshka_dims is not None:
-            terms = self.nested(terms, metrics, views, copies, encode, seed)
+        dims, H = self.config.matryoshka_dims, self.config.hidden_size
+        sizes = {H: 1.0} if dims is None else sizes_and_weights(dims, self.config.matryoshka_weights, H)
+        terms, metrics = self.terms_of(views, copies, encode, seed, factor=sizes.pop(H))
+        if sizes:
+            terms = self.nested(sizes, terms, metrics, views, copies, encode, seed)
         if self.training and draws and seed == before:  # an encoder without dropout drew nothing
             torch.rand(())  # another seed for the next step
         return views, terms, metrics
 
     def terms_of(
-        self, views: Views, copies: dict[str, Any], encode: Encode, seed: int, cut: bool = False
+        self,
+        views: Views,
+        copies: dict[str, Any],
+        encode: Encode,
+        seed: int,
+        factor: float = 1.0,
+        cut: bool = False,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the contrast and the terms of the objectives, and the diagnostics.
 
         Arguments:
+            factor: of the terms that read vectors which Matryoshka training cuts.
             cut: the views are cut to some dimensions: only what reads them, and nothing that keeps a state.
 
         Raises:
@@ -350,6 +359,7 @@ class CSEModel(EncoderWrapper):
         reading = self.reads_cut_vectors()
         contrasted = self.as_contrasted(views)
         terms, metrics = self.contrast(contrasted, self.modified(contrasted, copies, encode, seed))
+        terms = scaled(terms, factor)
         for objective in self.auxiliaries():
             if cut and (isinstance(objective, ContrastModifier) or objective.config.name not in reading):
                 continue
@@ -359,6 +369,7 @@ class CSEModel(EncoderWrapper):
                 raise ValueError(
                     f"objective {objective.config.name!r} must name its terms as no other term, got {repeated[0]!r}"
                 )
+            more = scaled(more, factor) if objective.config.name in reading else more
             terms, metrics = terms | more, metrics | diagnostics
         return terms, metrics
 
@@ -370,6 +381,7 @@ class CSEModel(EncoderWrapper):
 
     def nested(
         self,
+        sizes: Mapping[int, float],
         terms: dict[str, Tensor],
         metrics: dict[str, Tensor],
         views: Views,
@@ -382,12 +394,12 @@ class CSEModel(EncoderWrapper):
         Terms that read no vector of a sentence count once, and so do those that read h alone if the projector is part
         of the embedding, since only z is cut then. Every size draws the same random numbers. ``metrics`` gets
         the contrast of each size, ``contrastive_<d>``, unweighted.
+
+        Arguments:
+            sizes: the sizes below the full one, with their weights.
+            terms: those of the full size, times its weight.
         """
-        config = self.config
-        sizes = sizes_and_weights(config.matryoshka_dims, config.matryoshka_weights, config.hidden_size)
-        reading = {"contrastive"} | self.reads_cut_vectors()
-        full = sizes.pop(config.hidden_size)
-        total = {name: full * term if name in reading else term for name, term in terms.items()}
+        config, total = self.config, dict(terms)
         for size, weight in sizes.items():
             cut = Cut(size, self.projector, config.projector, config.projector_at_inference)
             lent = cut.encode(encode, self.projector_input, self.projector_input_by)
@@ -764,6 +776,11 @@ class CSEModel(EncoderWrapper):
             ValueError: sentence-transformers does not support the pooling.
         """
         return export_encoder(self, Path(path), tokenizer)
+
+
+def scaled(terms: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
+    """Return the terms times a factor."""
+    return terms if factor == 1 else {name: factor * term for name, term in terms.items()}
 
 
 def speed_up(model: nn.Module) -> nn.Module:

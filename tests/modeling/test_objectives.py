@@ -217,3 +217,23 @@ def test_a_term_needs_a_name_of_its_own(registry, checkpoint, make_batch, name):
     model = CSEModel.from_backbone(checkpoint("bert"), reconstruction_weight=0.4, own_weight=0.5)
     with pytest.raises(ValueError, match=f"objective 'own' must name its terms as no other term, got '{name}'"):
         model(**make_batch(B, 1, L))
+
+
+def test_every_term_of_an_own_objective_has_the_weight_of_the_full_size(registry, checkpoint, make_batch):
+    """With Matryoshka, a term with another name than its objective's had the weight 1 at the full size."""
+
+    @register_objective
+    class Own(Objective):
+        config_class = OwnConfig
+
+        def forward(self, views, batch, encode):
+            first, second = views.z[0].square().sum(1).mean(), views.z[1].square().sum(1).mean()
+            return {"own": first, "own_second": second}, {}
+
+    sizes = {"matryoshka_dims": [8, H], "matryoshka_weights": [2.0, 0.25], "projector": "none"}
+    model = CSEModel.from_backbone(checkpoint("bert", 0.0), own_weight=1.0, **sizes)
+    output = model(**make_batch(B, 2, L))
+    for view, term in enumerate(("own", "own_second")):
+        h_BH = output.sentence_embedding[view]
+        expected = 0.25 * h_BH.square().sum(1).mean() + 2 * h_BH[:, :8].square().sum(1).mean()
+        torch.testing.assert_close(output.loss_dict[term], expected, msg=term)
