@@ -167,6 +167,7 @@ class CSEModel(EncoderWrapper):
         if model_config.bidirectional:
             whole_config.is_causal = False
         model.check_projector()
+        model.check_sizes()
         model.backbone = load_backbone(name_or_path, whole_config, type(skeleton), attn_implementation)
         check_decoder(name_or_path, model.backbone)
         if layers is not None:
@@ -227,6 +228,17 @@ class CSEModel(EncoderWrapper):
                 f"projector_at_inference must be False, or projector 'none', with contrastive_weight 0 and {names}, "
                 "which train no projector: embeddings would go through random weights, got True and "
                 f"{config.projector!r}"
+            )
+
+    def check_sizes(self) -> None:
+        """Raise ValueError for Matryoshka sizes of a new model that no term of the loss trains."""
+        config, reading = self.config, self.reads_cut_vectors()
+        trained = config.contrastive_weight or any(o.weight and o.name in reading for o in config.objectives)
+        if config.matryoshka_dims is not None and not trained:
+            names = ", ".join(repr(objective.name) for objective in config.objectives)
+            raise ValueError(
+                f"matryoshka_dims must be left out with contrastive_weight 0 and {names}, whose terms read no cut "
+                f"vector, got {config.matryoshka_dims}"
             )
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:

@@ -223,3 +223,15 @@ def test_the_exported_folder_carries_its_size(checkpoint, tokenizer_of, tmp_path
 def test_values_that_are_not_allowed(checkpoint, fields, words):
     with pytest.raises(ValueError, match=words):
         CSEModel.from_backbone(checkpoint("bert"), **fields)
+
+
+@pytest.mark.parametrize("name", ["distill", "mlm"])
+def test_sizes_that_no_term_reads_are_refused(checkpoint, name):
+    """They had no effect, and nothing said so. Distillation of vectors reads all dimensions, that of cosines any."""
+    fields = {"objectives": [name], "contrastive_weight": 0.0, "projector": "none", "matryoshka_dims": [8]}
+    words = f"matryoshka_dims must be left out with contrastive_weight 0 and '{name}', .* no cut vector, got \\[8\\]"
+    with pytest.raises(ValueError, match=words):
+        CSEModel.from_backbone(checkpoint("bert"), **fields)
+    cosines = {**fields, "objectives": ["distill"], "distill_loss": "similarities"}
+    CSEModel.from_backbone(checkpoint("bert"), **cosines)
+    assert CSEModel.from_backbone(checkpoint("bert"), **{**fields, "contrastive_weight": 1.0}).config.matryoshka_dims
