@@ -58,6 +58,8 @@ _FREE = {
 #: The length of a training may grow where the learning rate does not depend on it.
 _LENGTH = ("max_steps", "num_train_epochs")
 _CONSTANT = ("constant", "constant_with_warmup")
+#: Settings that are None or a mapping whose fields the user names.
+_GIVEN = ("lora", "lr_scheduler_kwargs")
 
 
 class SettingsChangedError(ValueError):
@@ -118,8 +120,8 @@ class RunSettings:
         known = {name for full in {**self.settings, **new} for name in (full, full.split(".")[0])}
         if unknown := sorted(set(allowed) - known):
             raise ValueError(f"allow_changed must name settings, got {unknown[0]!r}: {file} lists them")
-        common = self.settings.keys() & new.keys()  # another release has further ones
-        old, now = ({name: settings[name] for name in common} for settings in (self.settings, new))
+        compared = _compared(self.settings, new)
+        old, now = ({name: settings.get(name) for name in compared} for settings in (self.settings, new))
         found = [change for change in differences(old, now) if not _is_longer(change, new)]
         refused = [change for change in found if not {change[0], change[0].split(".")[0]} & set(allowed)]
         if refused:
@@ -134,6 +136,14 @@ class RunSettings:
             return RunSettings(dict(new), self.run, self.lineage, self.changes)
         lineage = {run: step if last is None else last for run, last in self.lineage.items()}
         return RunSettings(dict(new), lineage=lineage, changes=[*self.changes, *changes])
+
+
+def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
+    """Return the names that both records have, since another release has further ones, and all fields of the mappings
+    in ``_GIVEN`` that both know: a field that was not given is None."""
+    known = [{name.split(".")[0] for name in settings} for settings in (old, new)]
+    given = {name for name in _GIVEN if all(name in parents for parents in known)}
+    return {*(old.keys() & new.keys()), *(name for name in old.keys() ^ new.keys() if name.split(".")[0] in given)}
 
 
 def _intervals(refused: Sequence[tuple[str, Any, Any]]) -> str:
@@ -167,7 +177,7 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         value = getattr(value, "value", value)  # of an enumeration
         if isinstance(value, Mapping):
-            flat |= {f"{name}.{key}": inner for key, inner in plain(value).items()}
+            flat |= {f"{name}.{key}": inner for key, inner in plain(value).items()} or {name: None}
         elif isinstance(value, list | tuple | set):
             flat[name] = [_scalar(item) for item in value]
         else:

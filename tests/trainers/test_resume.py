@@ -18,6 +18,7 @@ from transformers import EarlyStoppingCallback
 
 from csekit.trainers import CSETrainer
 from csekit.trainers.checkpoints import MANIFEST, finish_checkpoint
+from csekit.trainers.run_settings import SettingsChangedError
 
 SCRIPT = Path(__file__).with_name("small_runs.py")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -250,6 +251,40 @@ def test_a_checkpoint_of_the_model_alone_is_not_resumed(
     words = "checkpoint-[48] cannot be continued: it holds the model alone, without the optimiser .save_only_model."
     with pytest.raises(ValueError, match=words):
         trainer.check_resume(wanted if wanted is True else str(tmp_path / "run" / wanted))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({}, {"lr_scheduler_kwargs": {"num_cycles": 3}}, "num_cycles was None and is 3 now"),
+        ({"lr_scheduler_kwargs": {"num_cycles": 3}}, {}, "num_cycles was 3 and is None now"),
+        ({"lr_scheduler_kwargs": {"num_cycles": 3}}, {"lr_scheduler_kwargs": {}}, "num_cycles was 3 and is None now"),
+        ({"fields": {"lora": {"r": 2}}}, {}, "lora.r was 2 and is None now"),
+        (
+            {"fields": {"lora": {"r": 2}}},
+            {"fields": {"lora": {"r": 2, "use_rslora": True}}},
+            "use_rslora was None and",
+        ),
+    ],
+)
+def test_a_mapping_that_is_given_left_out_or_has_other_fields_is_a_changed_setting(
+    small: ModuleType,
+    small_run: Callable[..., Any],
+    tmp_path: Path,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    told: str,
+) -> None:
+    """Regression: only fields that both runs named were compared, so the learning rate went another way unseen."""
+    options: dict[str, Any] = {"max_steps": 4, "lr_scheduler_type": "cosine_with_restarts"}
+    stopped = small_run(tmp_path / "run", **options | before)
+    stopped.add_callback(small.SignalAt(2, signal.SIGTERM))
+    stopped.train()
+    resumed = small_run(tmp_path / "run", **options | after)
+    with pytest.raises(SettingsChangedError, match=told):
+        resumed.train(resume_from_checkpoint=True)
+    again = small_run(tmp_path / "run", **options | before)
+    assert again.train(resume_from_checkpoint=True).global_step == 4
 
 
 @pytest.mark.slow
