@@ -452,6 +452,8 @@ class CSETrainer(HubTrainer):
         corpus, dev = self.corpus.describe(), self.dev
         if corpus["checksum"] or corpus["fingerprint"]:
             del corpus["name"]  # the file may be renamed
+        if isinstance(self.corpus.dataset, StreamingSentenceDataset):
+            corpus["max_samples"] = self.corpus.dataset.max_samples
         pairs = () if dev is None else (*dev.sentences1, *dev.sentences2, *map(str, dev.scores))
         own = {
             "model_name_or_path": Path(self.model.backbone.name_or_path or "").name,

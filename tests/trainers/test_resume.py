@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import EarlyStoppingCallback
+from transformers import BertTokenizer, EarlyStoppingCallback
 
-from csekit.trainers import CSETrainer
+from csekit.modeling import METHODS
+from csekit.trainers import CSETrainer, CSETrainingArguments, load_corpus
 from csekit.trainers.checkpoints import MANIFEST, finish_checkpoint
 from csekit.trainers.run_settings import SettingsChangedError
 
@@ -285,6 +286,28 @@ def test_a_mapping_that_is_given_left_out_or_has_other_fields_is_a_changed_setti
         resumed.train(resume_from_checkpoint=True)
     again = small_run(tmp_path / "run", **options | before)
     assert again.train(resume_from_checkpoint=True).global_step == 4
+
+
+def test_a_stream_with_other_max_samples_is_a_changed_setting(
+    small: ModuleType, small_backbone: Path, tmp_path: Path
+) -> None:
+    """Regression: the resumed run went on with other rows, and nothing said so."""
+
+    def run(samples: int, **train: Any) -> Any:
+        corpus = load_corpus(texts, streaming=True, max_samples=samples)
+        options = {"per_device_train_batch_size": 4, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+        args = CSETrainingArguments(output_dir=str(tmp_path / "run"), max_steps=6, label_free_samples=0, **options)
+        model = METHODS["simcse"].from_backbone(small_backbone)
+        trainer = CSETrainer(model, args, corpus, BertTokenizer.from_pretrained(small_backbone))
+        if not train:
+            trainer.add_callback(small.SignalAt(2, signal.SIGTERM))
+        return trainer.train(**train)
+
+    texts = small.write_texts(tmp_path / "texts.txt", 10_100)
+    run(10_050)
+    with pytest.raises(SettingsChangedError, match=r"corpus\.max_samples was 10050 and is 10060 now"):
+        run(10_060, resume_from_checkpoint=True)
+    assert run(10_050, resume_from_checkpoint=True).global_step == 6
 
 
 @pytest.mark.slow

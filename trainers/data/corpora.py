@@ -41,7 +41,8 @@ class CorpusReport:
 
     Arguments:
         rows: rows that were read.
-        used: rows left without the blank ones, those behind ``max_samples`` and dropped duplicates.
+        used: rows left without the blank ones, those behind ``max_samples`` and dropped duplicates; of a stream those
+            among the checked rows.
         blank: rows dropped because a text was empty or white space.
         duplicates: rows that repeat an earlier row exactly; they are used unless ``deduplicated``.
         deduplicated: True if the duplicates were dropped.
@@ -70,7 +71,7 @@ class CorpusReport:
         """Return one line for a log."""
         parts = [f"{self.used:,} of {self.rows:,} rows used"]
         if not self.complete:
-            parts = [f"the first {self.rows:,} rows of the stream checked, {self.used:,} usable"]
+            parts = [f"the first {self.rows:,} rows of the stream checked, {self.used:,} used"]
         if self.fraction is not None:
             parts.append(f"a share of {self.fraction:g} drawn")
         if self.filtered:
@@ -280,10 +281,11 @@ def _at_least_two(rows: int, name: str) -> None:
 def _streamed(source: Source, max_samples: int | None) -> Corpus:
     scan = Scan(source.columns)
     for _ in source.checked(scan):
-        if scan.rows >= HEAD:
+        if scan.rows >= HEAD or (max_samples is not None and scan.used >= max_samples):
             break
-    _at_least_two(scan.used, source.name)
-    report = _report(scan, scan.used, scan.used - len(scan.first_occurrences()), complete=False)
+    used = scan.used if max_samples is None else min(scan.used, max_samples)
+    _at_least_two(used, source.name)
+    report = _report(scan, used, used - int((scan.first_occurrences() < used).sum()), complete=False)
     dataset = StreamingSentenceDataset(source, max_samples)
     return Corpus(dataset, source.columns, source.name, None, None, report, source)
 

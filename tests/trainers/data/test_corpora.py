@@ -234,6 +234,14 @@ def test_max_samples(write, load):
     assert len(load(path).dataset) == 5
 
 
+def test_the_report_of_a_stream_counts_no_row_behind_max_samples(write, load):
+    """Regression: it counted all of the first 10,000 rows as used."""
+    path = write("c.txt", "a\n\na\nb\nb\nc\n")
+    report = load(path, streaming=True, max_samples=3).report
+    assert (report.used, report.duplicates, report.complete) == (3, 1, False)
+    assert load(path, streaming=True, max_samples=9).report.used == load(path, streaming=True).report.used == 5
+
+
 @pytest.mark.parametrize("kind", ["txt", "parquet"])
 def test_duplicates_behind_max_samples_are_not_counted(write, load, tmp_path, kind):
     lines = ["a", "b", "a", "c", "a", "a", "c"]
