@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from csekit.trainers.data.datasets import SentenceDataset
 from csekit.trainers.data.draws import uniform
 
 _NO_WORD = re.compile(r"[\W_]+")
+#: Combining classes of vowel signs and tones. Python counts them, unlike letters, as no part of a word.
+_SIGNS = {0, 7, 8, 9, *range(84, 133)}
 
 
 def draw_fraction(corpus: Corpus, fraction: float, seed: int) -> Corpus:
@@ -103,8 +106,16 @@ class Overlap:
 
 
 def comparable(text: str) -> str:
-    """Return the letters and digits of a text, case-folded."""
-    return _NO_WORD.sub("", (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold())
+    """Return the letters and digits of a text, case-folded, with the marks that make a letter another one: vowel signs
+    and tones, as in Hindi and Thai, but no accents and no points of Arabic and Hebrew, which may be left out."""
+    if text.isascii():
+        return _NO_WORD.sub("", text.casefold())
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return _NO_WORD.sub(lambda found: "".join(takewhile(_is_sign, found[0])), folded)
+
+
+def _is_sign(character: str) -> bool:
+    return unicodedata.category(character)[0] == "M" and unicodedata.combining(character) in _SIGNS
 
 
 def find_overlap(corpus: Corpus, sets: Sequence[tuple[str, Sequence[Pairs]]]) -> Overlap:

@@ -156,6 +156,29 @@ def test_overlap_is_counted_by_row_by_text_and_by_set(corpus: Callable[..., Any]
         without_rows(triplets, np.arange(5))
 
 
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        ("लड़का आता है", "लड़की आती है"),  # a boy, a girl comes
+        ("มีข่าว", "มีข้าว"),  # there is news, rice
+    ],
+    ids=["hindi", "thai"],
+)
+def test_sentences_that_differ_in_vowel_signs_or_tones_are_no_overlap(
+    corpus: Callable[..., Any], own: str, other: str
+) -> None:
+    """Regression: such marks were taken for punctuation, and rows of other sentences were left out."""
+    sets = [("dev", [Pairs("dev", (own, "x"), (f"{own} !", "y"), np.array([1.0, 2.0]))])]
+    overlap = find_overlap(corpus([other, own, "a"]), sets)
+    assert (overlap.rows.tolist(), overlap.sets) == ([1], {"dev": (2, 4)})
+
+
+def test_accents_and_points_that_may_be_left_out_make_no_difference() -> None:
+    assert comparable("за́мок") == comparable("замок")
+    assert comparable("كَتَبَ") == comparable("كتب")
+    assert comparable("İzmir ❤️") == comparable("izmir")
+
+
 @pytest.mark.data
 def test_the_snli_triplets_overlap_with_the_sets_they_are_known_to(data_dir: Path, tmp_path: Path) -> None:
     triplets = load_corpus(
