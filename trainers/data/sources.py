@@ -4,6 +4,7 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +158,8 @@ def _check_parquet(path: Path) -> None:
 def table_source(table: Any, columns: str | Sequence[str] | None, name: str) -> Source:
     """Resolve the columns of a table. Raises CorpusError if one is missing, unclear or holds no text."""
     features = table.features
-    if features is None:  # a stream without features: look at its first row
-        first: dict[str, Any] = next(iter(table), {})
-        available = {column: isinstance(value, str) for column, value in first.items()}
+    if features is None:  # a stream without features
+        available = {column: isinstance(value, str) for column, value in _first_values(table).items()}
     else:
         available = {column: _is_text(feature) for column, feature in features.items()}
     chosen = resolve_columns(available, columns, name)
@@ -171,6 +171,16 @@ def table_source(table: Any, columns: str | Sequence[str] | None, name: str) -> 
                 f"{name}, row 1: column {column!r} holds {value}, not text ({(features or {}).get(column)})"
             )
     return Source(chosen, name, table=table.select_columns(list(chosen)))
+
+
+def _first_values(table: Any, rows: int = 1000) -> dict[str, Any]:
+    """Return the first value of each column that is not null, among the first rows of a stream."""
+    found: dict[str, Any] = {}
+    for row in islice(table, rows):
+        found |= {column: value for column, value in row.items() if found.get(column) is None}
+        if None not in found.values():
+            break
+    return found
 
 
 def _is_text(feature: Any) -> bool:

@@ -242,6 +242,17 @@ def test_the_report_of_a_stream_counts_no_row_behind_max_samples(write, load):
     assert load(path, streaming=True, max_samples=9).report.used == load(path, streaming=True).report.used == 5
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_column_without_text_in_the_first_row_is_a_column_of_texts(load, tmp_path, streaming):
+    """Regression: a stream without features left such a column out, and pairs were trained as single sentences."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train.csv").write_text("query,passage\na,\n" + "".join(f"a {i},b {i}\n" for i in range(9)))
+    with pytest.raises(CorpusError, match=r"folder, row 1: column 'passage' holds nothing \(null\), not text"):
+        load(dataset_name=str(folder), streaming=streaming)
+    assert load(dataset_name=str(folder), streaming=streaming, columns="query").columns == ("query",)
+
+
 @pytest.mark.parametrize("kind", ["txt", "parquet"])
 def test_duplicates_behind_max_samples_are_not_counted(write, load, tmp_path, kind):
     lines = ["a", "b", "a", "c", "a", "a", "c"]
