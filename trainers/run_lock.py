@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 LOCK, NOTE = ".run.lock", ".run.json"
 BEAT = 15.0  # seconds between two signs of life
 STALE = 120.0  # seconds without one, after which an owner on another machine counts as gone
-_WAIT = 2.0  # seconds that the lock of a process may outlive it
+_WAIT = 2.0  # seconds that the lock of a process may outlive it, and that its thread may take to end
 
 
 class FolderInUseError(ValueError):
@@ -59,7 +60,8 @@ class RunLock:
         except BaseException:
             self._lock.release()
             raise
-        threading.Thread(target=self._beat, name="run lock", daemon=True).start()
+        self._beats = threading.Thread(target=self._beat, name="run lock", daemon=True)
+        self._beats.start()
 
     def _take_over(self) -> None:
         """Look at the note of an owner that did not release the lock."""
@@ -71,12 +73,17 @@ class RunLock:
         logger.warning("%s was in use by %s, which is gone; this process takes it over", self.folder, _name(owner))
 
     def _beat(self) -> None:
+        last = time.time()
         while not self._stop.wait(BEAT):
             with suppress(OSError):
-                if self._is_ours():
+                owner, now = _read(self.folder), time.time()
+                if owner.get("token") == self.note["token"]:
                     os.utime(self.folder / NOTE)
-                else:
+                    last = now
+                elif owner or now - last > STALE:  # after so long another owner may have come and gone
                     self.taken = True
+                elif not (self.folder / NOTE).exists():  # somebody deleted it
+                    write_json(self.folder / NOTE, self.note)
 
     def _is_ours(self) -> bool:
         return _read(self.folder).get("token") == self.note["token"]
@@ -84,6 +91,7 @@ class RunLock:
     def release(self) -> None:
         """Give the folder free."""
         self._stop.set()
+        self._beats.join(_WAIT)  # it may be writing the note
         with suppress(OSError):
             if self._is_ours():
                 (self.folder / NOTE).unlink()

@@ -209,6 +209,25 @@ def test_a_training_whose_folder_was_taken_over_stops_without_writing(
     assert [path.name for path in (tmp_path / "run" / "training").glob("checkpoint-*")] == ["checkpoint-4"]
 
 
+def test_a_training_whose_note_was_deleted_goes_on_and_writes_it_again(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a note that was gone, or not readable once, counted as another owner, and the run was lost."""
+    monkeypatch.setattr(run_lock, "BEAT", 0.01)
+    save, note, found = CSETrainer._save_checkpoint, tmp_path / "run" / run_lock.NOTE, []
+
+    def deleted(self: CSETrainer, *args: Any) -> None:
+        note.unlink()
+        time.sleep(0.2)
+        found.append(note.exists() and json.loads(note.read_text())["pid"])
+        save(self, *args)
+
+    monkeypatch.setattr(CSETrainer, "_save_checkpoint", deleted)
+    assert run(tmp_path / "run") == 0
+    assert set(found) == {os.getpid()}
+    assert not note.exists()
+
+
 # A resumed run has the settings of its start
 
 
