@@ -7,6 +7,7 @@ step  epoch     loss  contrastive     rtd  stsb_spearman  rows/s   left
 """
 
 import json
+import math
 import sys
 import time
 from typing import Any, ClassVar
@@ -129,7 +130,9 @@ class ProgressLines(TrainerCallback):
         if name.startswith("eval_"):
             name = name.removeprefix("eval_")
             best = ""
-            if name == metric and (self._best is None or (value > self._best if greater else value < self._best)):
+            worst = -math.inf if greater else math.inf
+            known = worst if self._best is None else self._best
+            if name == metric and (value > known if greater else value < known):  # never nan
                 self._best, best = value, "*"
             if name == metric or name.endswith(_SHOWN):
                 self._row[name] = f"{value:.2f}{best}"

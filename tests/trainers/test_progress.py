@@ -1,6 +1,7 @@
 """The lines that a training prints."""
 
 import json
+import math
 import re
 import signal
 from pathlib import Path
@@ -78,6 +79,18 @@ def test_the_last_line_of_a_run_that_ends_before_its_last_step(
         assert kept_step(trainer) == 1
     else:
         assert last == "* best dev_spearman so far; training was interrupted at step 3 of 8"
+
+
+def test_a_score_of_nan_is_not_the_best(small_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: if the first score was nan, the asterisk stayed there, and the step that is kept had none."""
+
+    class Collapsed(CSETrainer):
+        def dev_scores(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+            return {"dev_spearman": [math.nan, 20.0, 10.0, 30.0][self.state.global_step // 2 - 1]}
+
+    trainer, printed = lines(small_run, tmp_path, capsys, kind=Collapsed, eval_steps=2)
+    found = [score for line in printed[:-1] for score in re.findall(r" ((?:nan|[123]0\.00)\*?)(?: |$)", line)]
+    assert (found, kept_step(trainer)) == (["nan", "20.00*", "10.00", "30.00*"], 8)
 
 
 def test_json_lines(small_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
