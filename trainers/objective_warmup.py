@@ -104,7 +104,8 @@ def load_objectives(model: CSEModel, folder: Path) -> None:
     """Load weights that :func:`save_objectives` wrote, from ``folder`` or from its subfolder ``objectives``.
 
     The file must hold every weight of the model's objectives, but for those that an objective lets stay new
-    (``may_stay_new``), with a warning. Weights of further objectives are ignored.
+    (``may_stay_new``), with a warning. Objectives without weights that train, such as ``queue`` with its memory, need
+    not be in it. Weights of further objectives are ignored.
 
     Raises:
         ValueError: ``folder`` has no such file, or the weights do not fit; the message names them.
@@ -121,7 +122,8 @@ def load_objectives(model: CSEModel, folder: Path) -> None:
         raise ValueError(f"{paths[0]} is not a whole safetensors file: {error}") from None
     own = model.objectives.state_dict()
     optional = tuple(f"{o.config.name}.{prefix}" for o in model.auxiliaries() for prefix in o.may_stay_new)
-    absent = sorted(set(own) - set(found))
+    trained = {o.config.name for o in model.auxiliaries() if any(p.requires_grad for p in o.parameters())}
+    absent = sorted(name for name in own if name not in found and name.split(".")[0] in trained)
     missing = [name for name in absent if not name.startswith(optional)]
     if missing:
         raise ValueError(
@@ -130,6 +132,9 @@ def load_objectives(model: CSEModel, folder: Path) -> None:
     if absent:
         logger.warning("%s lacks %s: these weights start new", paths[0], ", ".join(absent))
     own = {name: tensor for name, tensor in own.items() if name in found}
+    if not own:
+        names = [objective.config.name for objective in model.auxiliaries()]
+        raise ValueError(f"{paths[0]} holds no weights of the objectives {names}: leave objectives_from out")
     for name, tensor in own.items():
         if found[name].shape != tensor.shape:
             raise ValueError(

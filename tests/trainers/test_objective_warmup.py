@@ -96,6 +96,26 @@ def test_weights_that_do_not_fit_are_refused(small: ModuleType, base: dict[str, 
     refused(changed(**{name: load_file(good)[name] * float("nan")}), "not finite")
 
 
+def test_objectives_without_weights_of_their_own_need_not_be_in_the_folder(
+    small: ModuleType, base: dict[str, Any], tmp_path: Path
+) -> None:
+    """Regression: the memories of queue and smoothing counted as weights that the folder lacks."""
+    paths = base | {"backbone": Path(base["backbone"]), "texts": Path(base["texts"])}
+    small.make_trainer(**paths, output_dir=tmp_path / "first", objective_warmup_steps=1).warm_up_objectives()
+    memories = {"queue_weight": 1.0, "queue_size": 16, "smoothing_weight": 0.1, "smoothing_size": 16}
+    fields = base["fields"] | memories | {"smoothing_neighbors": 2}
+    options = paths | {"fields": fields, "objectives_from": str(tmp_path / "first")}
+    trainer = small.make_trainer(**options, output_dir=tmp_path / "second")
+    saved = load_file(tmp_path / "first/objectives/objectives.safetensors")
+    own = trainer.model.objectives.state_dict()
+    assert saved and all(torch.equal(own[name], tensor) for name, tensor in saved.items())
+    assert int(own["queue.count"]) == int(own["smoothing.count"]) == 0
+    assert trainer.train().global_step == 4
+    alone = options | {"method": "simcse", "fields": {"queue_weight": 1.0, "queue_size": 16}}
+    with pytest.raises(ValueError, match=r"holds no weights of the objectives \['queue'\]"):
+        small.make_trainer(**alone, output_dir=tmp_path / "third")
+
+
 def test_a_warm_up_needs_weights_to_train(small: ModuleType, base: dict[str, Any], tmp_path: Path) -> None:
     options = base | {
         "backbone": Path(base["backbone"]),
