@@ -197,12 +197,14 @@ def _check_mappings(args: RunTrainingArguments) -> None:
 
 
 def _check_accelerator(args: RunTrainingArguments) -> None:
-    """Keep batches from being dispatched. Raises ValueError for options that a contrast over processes forbids."""
+    """Keep batches from being dispatched. Raises ValueError for options that a contrast over processes, or an
+    exact resume, forbids."""
     config: Any = args.accelerator_config
     config.dispatch_batches = bool(config.dispatch_batches)
     reasons = {
         "dispatch_batches": (False, "masked positions cannot be sliced over processes"),
         "even_batches": (True, "all processes need equally many rows"),
+        "use_seedable_sampler": (True, "a resumed run would draw other batches"),
     }
     for name, (needed, reason) in reasons.items():
         if (value := getattr(config, name)) != needed:

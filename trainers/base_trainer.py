@@ -255,7 +255,7 @@ class TermsTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         sampler = super()._get_train_sampler(train_dataset)
-        if type(sampler) is not RandomSampler or not self.accelerator.dataloader_config.use_seedable_sampler:
+        if type(sampler) is not RandomSampler:
             return sampler
         seed = torch.initial_seed() if self.args.data_seed is None else self.args.data_seed
         return ShuffledRows(len(sampler), seed)

@@ -760,10 +760,11 @@ def test_groups_have_their_own_rate_and_are_clipped_apart(
 
 @pytest.mark.parametrize("given", [None, {}, {"split_batches": True}, '{"split_batches": true}'])
 def test_batches_are_never_dispatched(tmp_path: Path, given: Any) -> None:
-    """Regression: any ``accelerator_config`` turned it on for streams, and several processes ended in a TypeError."""
+    """Regressions: any ``accelerator_config`` turned it on for streams, and several processes ended in a TypeError;
+    without the seedable sampler a run that was resumed in its second epoch drew other batches."""
     args: Any = CSETrainingArguments(output_dir=str(tmp_path), accelerator_config=given, report_to="none")
     assert args.accelerator_config.dispatch_batches is False
-    for name, value in (("dispatch_batches", True), ("even_batches", False)):
+    for name, value in (("dispatch_batches", True), ("even_batches", False), ("use_seedable_sampler", False)):
         with pytest.raises(ValueError, match=f"accelerator_config must have {name} {not value}, got {value}"):
             CSETrainingArguments(output_dir=str(tmp_path), accelerator_config={name: value}, report_to="none")
 
