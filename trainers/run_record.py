@@ -30,6 +30,8 @@ def changed_arguments(args: RunTrainingArguments) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):  # lr_scheduler_kwargs
+        return all(map(_is_plain, value.values()))
     return isinstance(value, str | int | float | bool | type(None)) and not os.path.isabs(str(value))
 
 

@@ -769,6 +769,17 @@ def test_batches_are_never_dispatched(tmp_path: Path, given: Any) -> None:
             CSETrainingArguments(output_dir=str(tmp_path), accelerator_config={name: value}, report_to="none")
 
 
+def test_the_record_names_options_that_are_mappings(small_run: SmallRun, tmp_path: Path) -> None:
+    """Regression: results and card of a run named its scheduler without the scheduler's options."""
+    options = {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 3}}
+    trainer = small_run(tmp_path / "run", max_steps=2, **options)
+    trainer.train()
+    folder = trainer.save_run()
+    recorded = json.loads((folder / "results.json").read_text(encoding="utf-8"))["arguments"]
+    assert {name: recorded.get(name) for name in options} == options
+    assert "num_cycles" in (folder / "README.md").read_text(encoding="utf-8")
+
+
 def test_arguments_follow_each_other(tmp_path: Path) -> None:
     args = CSETrainingArguments(output_dir=str(tmp_path), eval_steps=50)
     assert (args.save_steps, args.save_total_limit, args.learning_rate) == (50, 2, 3e-5)
