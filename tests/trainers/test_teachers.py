@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, BertTokenizer
 
 from csekit.encoding import load_encoder
 from csekit.trainers import Corpus, load_corpus
@@ -182,3 +183,24 @@ def test_references_are_rows_of_the_corpus_by_the_teacher(
     assert entry["loss/rank"] > 0
     with pytest.raises(ValueError, match=r"^rank_references must be at most the corpus's rows, 40, got 41"):
         small_run(tmp_path / "more", fields=fields | {"rank_references": 41}, **options)
+
+
+def test_margins_of_an_earlier_tokenizer_are_not_taken(small: Any, small_backbone: Path, tmp_path: Path) -> None:
+    """Regression: a cross-encoder whose tokenizer was changed had the margins of the earlier one."""
+    config = AutoConfig.from_pretrained(small_backbone, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "cross")
+    tokenizer = AutoTokenizer.from_pretrained(small_backbone)
+    tokenizer.save_pretrained(tmp_path / "cross")
+    texts = small.write_texts(tmp_path / "texts.tsv", 40, 3)
+    corpus = load_corpus(texts, cache_dir=tmp_path / "cache")
+
+    def margins() -> np.ndarray:
+        return Teachers(corpus, [str(tmp_path / "cross")], tmp_path / "teachers", margins=True).vectors(False)[0]
+
+    first = np.array(margins())
+    np.testing.assert_array_equal(margins(), first)
+    vocabulary = tokenizer.get_vocab()
+    swapped = {"dog": vocabulary["cat"], "cat": vocabulary["dog"]}
+    BertTokenizer(vocab=vocabulary | swapped, model_max_length=32).save_pretrained(tmp_path / "cross")
+    with pytest.raises(ValueError, match=r"encoder\.tokenizer was .* there and is"):
+        margins()

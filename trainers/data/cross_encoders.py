@@ -28,6 +28,8 @@ class CrossEncoder:
         FileNotFoundError: there is no such model.
     """
 
+    prompt_template = None  # of an encoder of single texts
+
     def __init__(self, name: str, max_length: int = MAX_LENGTH) -> None:
         model = load_pretrained(AutoModelForSequenceClassification, name, dtype=torch.float32)
         if model.config.num_labels != 1:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -186,9 +186,10 @@ def stored_vectors(
         "encoder": {**encoder.describe(), "weights": weights_digest(encoder.model)},
     }
     del settings["encoder"]["name"]  # the folder may be renamed
+    settings["encoder"]["tokenizer"] = tokenizer_digest(cast(Any, encoder))  # a cross-encoder has one as well
     if isinstance(encoder, TextEncoder):
-        settings["encoder"] |= {"tokenizer": tokenizer_digest(encoder), "lowercase": encoder.lowercase}
-        settings["encoder"] |= {"layers": layers_of(encoder.model), "modules": encoder.modules}
+        further = {"lowercase": encoder.lowercase, "layers": layers_of(encoder.model), "modules": encoder.modules}
+        settings["encoder"] |= further
     target.parent.mkdir(parents=True, exist_ok=True)
     path = target.with_name(f"{target.name}.json")
     record = read_record(path, settings) or {"settings": settings, "done": 0, "truncated": 0, "complete": False}
