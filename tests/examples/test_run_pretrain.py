@@ -239,6 +239,10 @@ def test_sigterm_saves_and_the_resumed_run_ends_as_one_that_was_not_stopped(
         ({"discriminator_weight": -1}, "discriminator_weight must be a number of at least 0, got -1.0"),
         ({"vocab_size": None}, "give --model_name_or_path, or for a new model either --vocab_size"),
         ({"model_name_or_path": "bert"}, "--config_overrides must be left out with --model_name_or_path"),
+        (
+            {"vocab_size": None, "config_overrides": None, "model_name_or_path": "bert", "model_type": "roberta"},
+            "--model_type must be left out with --model_name_or_path: it is for a new model",
+        ),
         ({"config_overrides": "width=3"}, "config_overrides of 'bert': 'width=3': key width isn't in"),
         ({"config_overrides": "hidden_size=wide"}, "'hidden_size=wide'"),
         ({"config_overrides": "hidden_size"}, "'hidden_size'"),

@@ -121,6 +121,7 @@ class PretrainRunArguments(CorpusArguments):
         if not 0 <= self.heldout_share <= 0.5:
             raise ValueError(f"heldout_share must lie in [0, 0.5], got {self.heldout_share}")
         fresh = {
+            "--model_type": self.model_type if self.model_type != defaults["model_type"] else None,
             "--config_overrides": self.config_overrides,
             "--vocab_size": self.vocab_size,
             "--tokenizer_name": self.tokenizer_name,
