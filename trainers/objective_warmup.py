@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from csekit.encoding.provenance import write_atomically
 from csekit.modeling import CSEModel
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def save_objectives(weights: Mapping[str, Tensor], folder: Path, record: dict[st
         weights: by their names in a model's ``objectives``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_atomically(folder / RECORD, f"{json.dumps(record, indent=1)}\n".encode())
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     draft = folder / f"{WEIGHTS}.draft"
     save_file(state, draft)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from csekit.trainers.objective_warmup import load_objectives
+from csekit.trainers.objective_warmup import load_objectives, save_objectives
 
 
 @pytest.fixture
@@ -114,6 +115,26 @@ def test_objectives_without_weights_of_their_own_need_not_be_in_the_folder(
     alone = options | {"method": "simcse", "fields": {"queue_weight": 1.0, "queue_size": 16}}
     with pytest.raises(ValueError, match=r"holds no weights of the objectives \['queue'\]"):
         small.make_trainer(**alone, output_dir=tmp_path / "third")
+
+
+def test_a_full_disk_leaves_the_record_of_an_earlier_warm_up(
+    small: ModuleType, base: dict[str, Any], tmp_path: Path
+) -> None:
+    """Regression: a piece of the new record stayed beside the earlier weights, and the end of a run could not read
+    it."""
+    paths = base | {"backbone": Path(base["backbone"]), "texts": Path(base["texts"])}
+    trainer = small.make_trainer(**paths, output_dir=tmp_path / "run", objective_warmup_steps=1)
+    trainer.warm_up_objectives()
+    files = {path: path.read_bytes() for path in (tmp_path / "run" / "objectives").glob("objectives.*")}
+    assert len(files) == 2
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large|no space left on the disk"):
+            save_objectives(trainer.model.objectives.state_dict(), tmp_path / "run" / "objectives", {"log": 99 * [1]})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert {path: path.read_bytes() for path in (tmp_path / "run" / "objectives").glob("objectives.*")} == files
 
 
 def test_a_warm_up_needs_weights_to_train(small: ModuleType, base: dict[str, Any], tmp_path: Path) -> None:
