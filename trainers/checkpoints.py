@@ -6,6 +6,7 @@ The manifest is written last. A checkpoint is whole if every file is as its mani
 import json
 import logging
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,8 @@ from typing import Any
 
 import xxhash
 from transformers.trainer import OPTIMIZER_NAME
-from transformers.trainer_utils import rotate_checkpoints
 
 from csekit.encoding.provenance import write_json
-from csekit.modeling.quiet import quiet_weights
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +96,13 @@ def finish_checkpoint(path: Path, run: str, keep: int | None, best: str | None) 
     files = {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
     entries = {name: {"bytes": file.stat().st_size, "xxh3": _digest(file)} for name, file in files.items()}
     write_json(path / MANIFEST, {"run": run, "files": entries})
-    with quiet_weights():  # of modification times that do not tell the order
-        rotate_checkpoints(str(path.parent), save_total_limit=keep, best_model_checkpoint=best, use_mtime=True)
+    protected = {Path(each).resolve() for each in (path, best) if each is not None}
+    found = checkpoints(path.parent)[::-1]
+    old = [each for each in found if each.path.resolve() not in protected]
+    old.sort(key=lambda each: each.manifest().get("run") == run)  # first those of other runs, then by step
+    surplus = len(found) - keep if keep else 0
+    for checkpoint in old[: max(surplus, 0)]:
+        shutil.rmtree(checkpoint.path, ignore_errors=True)
 
 
 def resumable(training: Path, lineage: Lineage, needs_best: bool) -> Path | None:

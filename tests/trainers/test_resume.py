@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -308,6 +309,24 @@ def test_a_stream_with_other_max_samples_is_a_changed_setting(
     with pytest.raises(SettingsChangedError, match=r"corpus\.max_samples was 10050 and is 10060 now"):
         run(10_060, resume_from_checkpoint=True)
     assert run(10_050, resume_from_checkpoint=True).global_step == 6
+
+
+def test_a_new_checkpoint_stays_whatever_the_folder_holds(small_run: Callable[..., Any], tmp_path: Path) -> None:
+    """Regression: Transformers orders checkpoints by step where their times are within a second, as on file systems
+    without times, and deleted the new one in favour of that of an earlier training in the folder."""
+    options = {"eval_steps": 2, "save_total_limit": 1}
+    small_run(tmp_path / "run", max_steps=4, **options).train()
+    training = tmp_path / "run" / "training"
+    old = training / "checkpoint-4"
+
+    class Saving(CSETrainer):
+        def _save_checkpoint(self, *args: Any) -> None:
+            now = time.time()
+            os.utime(old, (now, now))
+            super()._save_checkpoint(*args)
+
+    small_run(tmp_path / "run", max_steps=2, kind=Saving, **options).train()
+    assert [path.name for path in training.glob("checkpoint-*")] == ["checkpoint-2"]
 
 
 @pytest.mark.slow
