@@ -44,10 +44,16 @@ def count(size: str, lora: int | None, chunk: int) -> dict[str, Any]:
     with torch.device("meta"):
         model = CSEModel(config)
     arguments: Any = SimpleNamespace(
-        per_device_train_batch_size=ROWS, cache_chunk_size=chunk, gradient_checkpointing=False, bf16=True, fp16=False
+        per_device_train_batch_size=ROWS,
+        cache_chunk_size=chunk,
+        gradient_checkpointing=False,
+        bf16=True,
+        fp16=False,
+        device=torch.device("cuda"),
+        optim="adamw_torch_fused",
     )
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    states = bytes_of_states(model, torch.device("cuda")) - weights
+    states = sum(bytes_of_states(model, arguments)) - weights
     activations = bytes_of_activations(model, arguments, 1, TOKENS)
     return {
         "model": size,

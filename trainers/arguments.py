@@ -209,6 +209,11 @@ def _check_accelerator(args: RunTrainingArguments) -> None:
     for name, (needed, reason) in reasons.items():
         if (value := getattr(config, name)) != needed:
             raise ValueError(f"accelerator_config must have {name} {needed}, got {value}: {reason}")
+    if config.split_batches and args.world_size > 1:
+        raise ValueError(
+            "accelerator_config must have split_batches False with several processes, got True: "
+            "per_device_train_batch_size is the batch of each process"
+        )
 
 
 def _check_scheduler(args: RunTrainingArguments) -> None:

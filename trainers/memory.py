@@ -4,6 +4,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from csekit.modeling import CSEModel
@@ -15,6 +16,8 @@ from csekit.trainers.data.corpora import Corpus
 KEPT = 8
 #: The sentences whose length is measured.
 SAMPLE = 256
+#: Optimisers that keep two float32 numbers for every weight. What others keep is not counted.
+ADAMW = ("adamw_torch", "adamw_torch_fused")
 
 
 def check_memory(
@@ -25,24 +28,34 @@ def check_memory(
     Raises:
         ValueError: it cannot fit; the message names both and what to change.
     """
-    states = bytes_of_states(model, args.device)
+    held, gradients = bytes_of_states(model, args)
     tokens = mean_tokens(corpus, tokenizer, args.max_seq_length)
     activations = bytes_of_activations(model, args, len(corpus.columns), tokens)
+    # a batch's gradients come as its activations go, but those of the batches before it stay
+    step = gradients + activations if args.gradient_accumulation_steps > 1 else max(gradients, activations)
     free = free_bytes(args.device)
-    if states + activations > free:
+    if held + step > free:
         raise ValueError(
-            f"training needs at least {_gb(states + activations)} of memory (gradients and optimiser {_gb(states)}, "
-            f"activations of a batch {_gb(activations)}), {args.device} has {_gb(free)}: lower "
+            f"training needs at least {_gb(held + step)} of memory (optimiser{_weights(args)} {_gb(held)}, gradients "
+            f"{_gb(gradients)}, activations of a batch {_gb(activations)}), {args.device} has {_gb(free)}: lower "
             f"per_device_train_batch_size, {args.per_device_train_batch_size}, set cache_chunk_size, or take a "
             "smaller encoder"
         )
 
 
-def bytes_of_states(model: CSEModel, device: torch.device) -> int:
-    """Return the bytes of gradients and AdamW's two moments in float32; on a GPU with the weights."""
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return 12 * trained + (weights if device.type == "cuda" else 0)
+def bytes_of_states(model: CSEModel, args: CSETrainingArguments) -> tuple[int, int]:
+    """Return the bytes that stay between steps, AdamW's two moments in float32 and on a GPU the weights, and those of
+    the gradients. On a CPU embeddings are left out, of which only the rows that are read have either."""
+    gpu = args.device.type == "cuda"
+    read = set() if gpu else {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in read)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters()) if gpu else 0
+    moments = 8 * trained if getattr(args.optim, "value", args.optim) in ADAMW else 0
+    return weights + moments, 4 * trained
+
+
+def _weights(args: CSETrainingArguments) -> str:
+    return " and weights" if args.device.type == "cuda" else ""
 
 
 def bytes_of_activations(model: CSEModel, args: CSETrainingArguments, columns: int, tokens: float) -> int:

@@ -1,5 +1,6 @@
 """A training that cannot fit into memory is refused, and one that can is not."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,14 +52,47 @@ def test_the_bound_is_below_what_the_encoder_keeps(family: str, bf16: bool) -> N
     assert 0 < bound <= sum(kept.values())
 
 
-def test_the_states_are_those_of_adamw() -> None:
+@pytest.mark.parametrize(("device", "dense"), [("cuda", True), ("cpu", False)])
+def test_the_states_are_those_of_adamw(device: str, dense: bool) -> None:
+    """On a CPU without the embeddings, which may have a gradient of a few rows."""
     config = AutoConfig.for_model("bert", hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
     model = CSEModel(CSEConfig(encoder_config=config)).train()
     optimiser = torch.optim.AdamW(model.parameters())
     ids = torch.randint(0, 9, (4, 1, 5))
     model(input_ids=ids, attention_mask=torch.ones_like(ids)).loss.backward()
     optimiser.step()
-    moments = [s[name] for s in optimiser.state.values() for name in ("exp_avg", "exp_avg_sq")]
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    wanted = sum(4 * tensor.numel() for tensor in [*moments, *gradients])
-    assert memory.bytes_of_states(model, torch.device("cpu")) == wanted
+    counted = [p for name, p in model.named_parameters() if dense or not re.search("_embeddings.weight$", name)]
+    moments = [optimiser.state[p][name] for p in counted if p in optimiser.state for name in ("exp_avg", "exp_avg_sq")]
+    gradients = [p.grad for p in counted if p.grad is not None]
+    args = SimpleNamespace(device=torch.device(device), optim="adamw_torch_fused")
+    held, of_gradients = memory.bytes_of_states(model, args)
+    weights = sum(4 * p.numel() for p in model.parameters()) if device == "cuda" else 0
+    assert held == weights + sum(4 * tensor.numel() for tensor in moments)
+    assert of_gradients == sum(4 * tensor.numel() for tensor in gradients)
+    args.optim = "adafactor"
+    assert memory.bytes_of_states(model, args) == (weights, of_gradients)
+
+
+@pytest.mark.parametrize("changed", [{"optim": "sgd"}, {"gradient_accumulation_steps": 1}])
+def test_a_run_that_fits_is_not_refused(
+    small_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
+) -> None:
+    """An optimiser without moments needs no room for them, and gradients take that of activations."""
+    needed = []
+
+    def no_room(device: torch.device) -> int:
+        needed.append(True)
+        return -1
+
+    def bound(**given: Any) -> int:
+        monkeypatch.setattr(memory, "free_bytes", no_room)
+        monkeypatch.setattr(memory, "_gb", lambda size: f"{int(size)} bytes")
+        with pytest.raises(ValueError, match="needs at least") as error:
+            small_run(tmp_path / f"bound-{len(needed)}", **given)
+        return int(re.search(r"at least (\d+) bytes", str(error.value))[1])
+
+    usual = {"optim": "adamw_torch", "gradient_accumulation_steps": 2}
+    more, less = bound(**usual), bound(**usual | changed)
+    assert less < more
+    monkeypatch.setattr(memory, "free_bytes", lambda device: less)
+    assert small_run(tmp_path / "fits", **usual | changed).train().global_step > 0

@@ -769,6 +769,15 @@ def test_batches_are_never_dispatched(tmp_path: Path, given: Any) -> None:
             CSETrainingArguments(output_dir=str(tmp_path), accelerator_config={name: value}, report_to="none")
 
 
+def test_batches_are_not_split_over_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: ``per_device_train_batch_size`` was the batch of all processes then, and the steps of a share, of a
+    stream and of the last batch were counted as if it were that of each."""
+    monkeypatch.setattr(CSETrainingArguments, "world_size", 2)
+    given = {"split_batches": True}
+    with pytest.raises(ValueError, match="split_batches False with several processes, got True: per_device_train"):
+        CSETrainingArguments(output_dir=str(tmp_path), accelerator_config=given, report_to="none")
+
+
 def test_the_record_names_options_that_are_mappings(small_run: SmallRun, tmp_path: Path) -> None:
     """Regression: results and card of a run named its scheduler without the scheduler's options."""
     options = {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 3}}
