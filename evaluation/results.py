@@ -258,7 +258,7 @@ def differing_part(content: Mapping[str, Any], folder: Path | None) -> str | Non
         if encoder.get("truncate_dim") != (settings.get("truncate_dim") if isinstance(settings, dict) else None):
             return "truncate_dim"
         if run.get("tokenizer") is not None:
-            from csekit.encoding.load import folder_tokenizer_digest
+            from csekit.encoding.load import folder_tokenizer_digest  # imports torch, which scores do not need
 
             own = folder_tokenizer_digest(folder, encoder.get("prompt_template"))
             if own is not None and own != run["tokenizer"]:

@@ -169,7 +169,7 @@ def test_a_family_that_lengthens_its_rows_is_pooled_at_its_own_places(
 
 
 def test_a_large_batch_of_luke_keeps_its_rows(rare: Any, make_batch: Any) -> None:
-    """Of more rows than a row has tokens, the others were cut off: training ended in its first step."""
+    """A batch with more rows than a row has tokens lost the rows behind them: training ended in its first step."""
     folder = rare("luke")
     model, plain = CSEModel.from_backbone(folder), AutoModel.from_pretrained(folder).eval()
     model.returns_states = False
