@@ -150,10 +150,11 @@ def roofline_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[lis
         ]
         for row in results["rows"]
     ]
+    encoded = " Encoding: other texts of the same corpus, whole, [CLS] pooling." if run.get("texts") else ""
     caption = (
         f"{run['batch_size']} sentences of at most {run['max_seq_length']} tokens of {run['corpus']}, each encoded "
         f"twice, backbone {run['backbone']}, {run['precision']}, {where}: median of {run['repetitions']} rounds, in "
-        "each the step and then its matrix products alone."
+        f"each the step and then its matrix products alone.{encoded}"
     )
     return caption, ["", "ms", "products alone, ms", "share", "GFLOP/s"], body
 
