@@ -236,31 +236,3 @@ def read_similarities(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarra
             raise ValueError(differs)
         return {task: found[task] for task in digests}
     return found
-
-
-def differing_part(content: Mapping[str, Any], folder: Path | None) -> str | None:
-    """Return what the encoder whose scores a results file holds has different from the one in a folder, beside its
-    weights: a setting that ``csekit eval`` added, ``whitening``, ``ranks`` or ``truncate_dim``, or the ``tokenizer``;
-    None where the scores are those of the encoder as it lies there.
-
-    Arguments:
-        content: from ``read_results``.
-        folder: the encoder's folder, which may itself cut embeddings. None: ``truncate_dim`` and the tokenizer are not
-            compared.
-    """
-    run = content.get("run") or {}
-    encoder = run.get("encoder")
-    if not isinstance(encoder, Mapping):
-        return None
-    if folder is not None:
-        file = folder / "config_sentence_transformers.json"
-        settings = read_json(file) if file.is_file() else {}
-        if encoder.get("truncate_dim") != (settings.get("truncate_dim") if isinstance(settings, dict) else None):
-            return "truncate_dim"
-        if run.get("tokenizer") is not None:
-            from csekit.encoding.load import folder_tokenizer_digest  # imports torch, which scores do not need
-
-            own = folder_tokenizer_digest(folder, encoder.get("prompt_template"))
-            if own is not None and own != run["tokenizer"]:
-                return "tokenizer"
-    return next((name for name in ("whitening", "ranks") if encoder.get(name)), None)

@@ -14,8 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from csekit.encoding.provenance import weights_of, write_atomically
 from csekit.encoding.schema import Schema, check_schema
 from csekit.encoding.yaml_files import read_yaml
-from csekit.evaluation.report.runs import BY_NAME, shown_sections, with_shown
-from csekit.evaluation.results import differing_part, read_results
+from csekit.evaluation.report.runs import BY_NAME, differing_part, shown_sections, with_shown
+from csekit.evaluation.results import read_results
 from csekit.evaluation.results_schema import CardResults
 from csekit.modeling import METHODS
 from csekit.modeling.pooling import POOLINGS
