@@ -1,6 +1,6 @@
 """Follow several ways of adapting an encoder to the texts of a domain, and score it before and after each.
 
-    export MINILM=all-MiniLM-L6-v2 BACKBONE=my-encoder CSEKIT_DATA=data
+    export MINILM=$PWD/all-MiniLM-L6-v2 BACKBONE=$PWD/my-encoder CSEKIT_DATA=$PWD/data
     python -m experiments.run_domain experiments/domains/scifact.yaml --folder runs/scifact \
         --results_dir experiments/results/domains/scifact --ways none simcse --seeds 42 43 44
     python -m experiments.tables docs/documents.md
@@ -9,8 +9,10 @@ The YAML file has ``starts``, each with the environment variables that its comma
 ``ways``, each with ``commands`` for bash and the ``encoder`` that they make, and ``score``, the command that scores
 ``$ENCODER`` and writes ``$RESULTS``, with the ``metrics`` to take from that file. A run is one way from one start with
 one seed. It gets a results file of its own: the commands, their wall time and processor time, the largest resident
-memory of a process, and the scores. Runs that have one are left out, so that the same command continues after a kill.
-A way that the seed does not change has ``seeds: false``, and one that needs the encoder of another way runs after it.
+memory of a process, and the scores. Runs that have one are left out, so that the same command continues after a kill;
+a file of other commands, scoring or variables is refused. Each run has a folder of its own, in which its commands run:
+paths in the environment must be absolute. A way that the seed does not change has ``seeds: false`` and runs once, and
+one that needs the encoder of another way, ``$NAME_WAY``, runs after it.
 ``helpers`` are models that a way needs beside its encoder, such as one that writes questions. Each has ``commands``,
 run once for all starts and seeds in a folder of its own, ``$NAME_HELPER``; a way names those it needs as ``helpers``,
 and its record holds their costs beside its own. ``$REPOSITORY`` is the folder of this repository.
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -82,6 +84,51 @@ def runs_of(domain: Mapping[str, Any], starts: Sequence[str], ways: Sequence[str
     ]
 
 
+def folder_of(domain: Mapping[str, Any], run: Run, root: Path) -> Path:
+    """Return the folder of a run's commands; a way that the seed does not change has one for all seeds."""
+    seed = str(run.seed) if domain["ways"][run.way].get("seeds", True) else "once"
+    return root / run.start / run.way / seed
+
+
+def results_file(domain: Mapping[str, Any], run: Run, results: Path) -> Path:
+    """Return the results file of a run; of a way that the seed does not change, the one that it has for any seed."""
+    target = results / f"{run.name}.json"
+    if domain["ways"][run.way].get("seeds", True) or target.exists():
+        return target
+    for path in sorted(results.glob(f"{run.start}-{run.way}-*.json")):
+        record = read_json(path)
+        if (record["start"], record["way"]) == (run.start, run.way):
+            return path
+    return target
+
+
+def identity(domain: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """Return what makes a run: its commands, the scoring, and the variables as the YAML file has them."""
+    variables = {**domain.get("variables", {}), **domain["starts"][run.start].get("variables", {})}
+    way = domain["ways"][run.way]
+    return {
+        "commands": way["commands"].strip(),
+        "helper_commands": {name: domain["helpers"][name]["commands"].strip() for name in way.get("helpers", ())},
+        "encoder": way["encoder"],
+        "score": domain["score"].strip(),
+        "metrics": dict(domain["metrics"]),
+        "variables": {name: str(value) for name, value in variables.items()},
+    }
+
+
+def must_match(path: Path, record: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Compare a record with what the YAML file says. Records of earlier versions lack some of the fields.
+
+    Raises:
+        ValueError: they differ.
+    """
+    other = [name for name, value in wanted.items() if name in record and record[name] != value]
+    if other:
+        raise ValueError(
+            f"{path} is of a run with other {' and other '.join(other)}: move it away, or choose another --results_dir"
+        )
+
+
 def measure(text: str, folder: Path, variables: Mapping[str, str], log: Path) -> dict[str, Any]:
     """Run commands in bash, their output in a log; return seconds, processor seconds and memory.
 
@@ -114,11 +161,17 @@ def picked(results: Mapping[str, Any], metrics: Mapping[str, Sequence[str]]) -> 
     for name, path in metrics.items():
         value: Any = results
         for key in path:
-            if key not in value:
-                raise ValueError(f"metric {name!r}: the results have no {key!r}, only {', '.join(value)}")
+            if not isinstance(value, Mapping) or key not in value:
+                raise ValueError(f"metric {name!r}: the results have no {key!r}, only {_shown(value)}")
             value = value[key]
+        if not isinstance(value, int | float):
+            raise ValueError(f"metric {name!r}: must be a number, the results have {value!r}")
         found[name] = round(float(value), 4)
     return found
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, Mapping) else repr(value)
 
 
 def common_variables(domain: Mapping[str, Any], root: Path) -> dict[str, str]:
@@ -136,8 +189,10 @@ def prepare(domain: Mapping[str, Any], helper: str, root: Path, results: Path) -
     """Make a helper, or find it made; return its costs."""
     folder, target = root / "helpers" / helper, results / "helpers" / f"{helper}.json"
     text = domain["helpers"][helper]["commands"].strip()
-    if folder.exists() and target.exists() and read_json(target)["commands"] == text:
-        return dict(read_json(target)["costs"])
+    variables = {name: str(value) for name, value in domain.get("variables", {}).items()}
+    made = read_json(target) if folder.exists() and target.exists() else {}
+    if made and made["commands"] == text and made.get("variables", variables) == variables:
+        return dict(made["costs"])
     print(f"helper {helper}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -145,25 +200,30 @@ def prepare(domain: Mapping[str, Any], helper: str, root: Path, results: Path) -
     target.unlink(missing_ok=True)
     costs = measure(text, folder, common_variables(domain, root), folder / "log.txt")
     record = {"schema": 1, "title": domain["helpers"][helper]["title"], "commands": text, "costs": costs}
-    write_json(target, record | {"environment": environment()})
+    write_json(target, record | {"variables": variables, "environment": environment()})
     return costs
 
 
 def follow(domain: Mapping[str, Any], run: Run, root: Path, target: Path) -> dict[str, Any]:
     """Run the commands of a way and score its encoder; return the record."""
     way, start = domain["ways"][run.way], domain["starts"][run.start]
-    folder = root / run.start / run.way / str(run.seed)
+    folder = folder_of(domain, run, root)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     helpers = {name: prepare(domain, name, root, target) for name in way.get("helpers", ())}
     given = {name: os.path.expandvars(str(value)) for name, value in start.get("variables", {}).items()}
-    others = {f"{as_variable(name)}_WAY": str(folder.parents[1] / name / str(run.seed)) for name in domain["ways"]}
+    others = {
+        f"{as_variable(name)}_WAY": str(folder_of(domain, replace(run, way=name), root)) for name in domain["ways"]
+    }
     variables = {**common_variables(domain, root), **given, **others, "SEED": str(run.seed)}
-    text = way["commands"].strip()
+    own = identity(domain, run)
+    text = own["commands"]
     load = os.getloadavg()[0]
     costs = measure(text, folder, variables, folder / "log.txt") if text else None
     variables |= {"ENCODER": Template(way["encoder"]).substitute(variables), "RESULTS": "scores.json"}
-    measure(domain["score"].strip(), folder, variables, folder / "log.txt")
+    measure(own["score"], folder, variables, folder / "log.txt")
+    if not (folder / "scores.json").is_file():
+        raise ValueError(f"score wrote no $RESULTS, see {folder / 'log.txt'}")
     results = read_json(folder / "scores.json")
     return {
         "schema": 1,
@@ -172,8 +232,7 @@ def follow(domain: Mapping[str, Any], run: Run, root: Path, target: Path) -> dic
         "way": run.way,
         "way_title": way["title"],
         "seed": run.seed if way.get("seeds", True) else None,
-        "commands": text,
-        "score": domain["score"].strip(),
+        **own,
         "costs": costs,
         "helpers": helpers,
         "load": round(load, 2),
@@ -212,16 +271,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     args.results_dir.mkdir(parents=True, exist_ok=True)
+    root = args.folder.resolve()  # the commands run in folders of their own
     failed = 0
     for number, run in enumerate(runs, 1):
-        target = args.results_dir / f"{run.name}.json"
-        if target.exists():
-            print(f"[{number}/{len(runs)}] {run.name}: left out, {target} is there", flush=True)
-            continue
-        print(f"[{number}/{len(runs)}] {run.name}", flush=True)
         try:
-            record = follow(domain, run, args.folder, args.results_dir)
-        except (RuntimeError, ValueError) as error:
+            target = results_file(domain, run, args.results_dir)
+            if target.exists():
+                must_match(target, read_json(target), identity(domain, run))
+                print(f"[{number}/{len(runs)}] {run.name}: left out, {target} is there", flush=True)
+                continue
+            print(f"[{number}/{len(runs)}] {run.name}", flush=True)
+            record = follow(domain, run, root, args.results_dir)
+        except (RuntimeError, ValueError, OSError) as error:
             print(f"error: {run.name}: {error}", file=sys.stderr, flush=True)
             failed += 1
             continue

@@ -16,3 +16,11 @@ def number(value: float | str | None, sign: bool = False) -> str:
     if isinstance(value, str):
         return value
     return "–" if value is None else f"{value:{'+' if sign else ''}.2f}"
+
+
+def processor(environment: Mapping[str, Any]) -> str:
+    """Return the kind of processor, nothing where the file is from before it was recorded."""
+    cpu = environment.get("cpu")
+    if not cpu:
+        return ""
+    return "AMX" if cpu["amx"] else str(cpu["capability"]).replace("AVX512", "AVX-512")

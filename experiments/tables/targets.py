@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from csekit.evaluation.results import read_results
+from experiments.tables.cells import processor
 
 BACKBONES = ("mini-wiki", "minilm-wiki")
 PEER = "sentence-transformers"
@@ -136,13 +137,5 @@ def _cells(target: Target, results_dir: Path, backbone: str) -> Iterator[str]:
             continue
         value, precision = found
         mark = "**" if target.met(value) else ""
-        where = ", ".join(filter(None, (precision, _processor(results["environment"]))))
+        where = ", ".join(filter(None, (precision, processor(results["environment"]))))
         yield f"{mark}{target.shown(value)}{mark}" + (f" ({where})" if where else "")
-
-
-def _processor(environment: Mapping[str, Any]) -> str:
-    """Return the kind of processor, nothing where the file is from before it was recorded."""
-    cpu = environment.get("cpu")
-    if not cpu:
-        return ""
-    return "AMX" if cpu["amx"] else str(cpu["capability"]).replace("AVX512", "AVX-512")

@@ -9,6 +9,7 @@ import yaml
 
 from experiments import run_domain
 from experiments.tables import domains
+from experiments.tables.cells import processor
 from experiments.tables.render import TableError, render
 
 DOMAIN: dict[str, Any] = {
@@ -100,7 +101,104 @@ def test_a_helper_is_made_once_and_its_costs_count(domain: Path, monkeypatch: py
     monkeypatch.setattr(domains, "DOMAINS", domain.parent)
     cell = render("domains/letters", domain.parent / "results").splitlines()[-1].split(" | ")[4]
     own = sum(record["costs"]["cpu_seconds"] for record in records) / 2
-    assert cell == f"{(own + costs['cpu_seconds']) / 60:.1f}"
+    assert cell == f"{(own + costs['cpu_seconds']) / 60:.1f} ({processor(records[0]['environment'])})"
+
+
+def test_results_of_other_commands_or_settings_are_refused(domain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a change of the YAML file, a call left every run out and showed the earlier results as those of the new
+    commands; of a change of variables the files did not even hold a trace."""
+    assert call(domain, "--ways", "none", "more") == 0
+    kept = domain.parent / "results/domains/letters/small-more-42.json"
+    before, text = kept.read_bytes(), domain.read_text()
+    for old, new, told in (
+        ("echo $STEPS$SEED", "echo $SEED", "commands"),
+        ("STEPS: '3'", "STEPS: '4'", "variables"),
+        ("${SMALL}", "${SMALL}/.", "variables"),
+    ):
+        assert old in text
+        domain.write_text(text.replace(old, new))
+        capsys.readouterr()
+        assert call(domain, "--ways", "more") == 1
+        assert f"small-more-42: {kept} is of a run with other {told}: move it away" in capsys.readouterr().err
+    assert kept.read_bytes() == before
+    record = json.loads(before)  # a file from before the variables were recorded
+    kept.write_text(json.dumps({name: value for name, value in record.items() if name != "variables"}))
+    domain.write_text(text)
+    assert call(domain, "--ways", "more") == 0
+
+
+def test_a_way_without_seeds_runs_once(domain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second call with other seeds scored it again, and the table said ``± 0.00`` of two seeds."""
+    text = domain.read_text().replace("cp -r $MORE_WAY/new new", "cp -r $FIXED_WAY/new new")
+    fixed = {"title": "fixed", "commands": "mkdir new; echo 5 > new/score", "encoder": "new", "seeds": False}
+    changed = yaml.safe_load(text)
+    changed["ways"] = {"fixed": fixed, **changed["ways"]}
+    domain.write_text(yaml.safe_dump(changed, sort_keys=False))
+    for seeds in (["1"], ["2", "3"]):
+        assert call(domain, "--ways", "none", "fixed", "twice", "--seeds", *seeds) == 0
+    names = sorted(path.stem for path in (domain.parent / "results/domains/letters").iterdir())
+    assert names == ["small-fixed-1", "small-none-1", "small-twice-1", "small-twice-2", "small-twice-3"]
+    monkeypatch.setattr(domains, "DOMAINS", domain.parent)
+    rows = render("domains/letters", domain.parent / "results").splitlines()
+    assert [row for row in rows if "| as it is | 10.50 | – | – | 1 |" in row]
+
+
+def test_a_table_refuses_rows_of_unequal_runs(domain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It averaged runs of other commands, and two files of one run, as if they were seeds."""
+    assert call(domain, "--ways", "none", "more", "--seeds", "1", "2") == 0
+    results = domain.parent / "results/domains/letters"
+    monkeypatch.setattr(domains, "DOMAINS", domain.parent)
+    second = json.loads((results / "small-more-2.json").read_text())
+    (results / "small-more-2.json").write_text(json.dumps(second | {"commands": "echo 1"}))
+    with pytest.raises(TableError, match="small-more: the runs of a row must have the same commands"):
+        render("domains/letters", domain.parent / "results")
+    (results / "small-more-2.json").write_text(json.dumps(second))
+    (results / "small-none-2.json").write_bytes((results / "small-none-1.json").read_bytes())
+    with pytest.raises(TableError, match="small-none: must have one results file for each seed"):
+        render("domains/letters", domain.parent / "results")
+
+
+def test_processor_minutes_of_two_kinds_of_processors_are_not_averaged(
+    domain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minutes of a processor with matrix units and of one without, which needs twice as many, had one mean."""
+    assert call(domain, "--ways", "more", "--seeds", "1", "2", "3") == 0
+    results = domain.parent / "results/domains/letters"
+    kinds = (None, {"capability": "AVX512", "amx": False}, {"capability": "AVX512", "amx": False})
+    for seed, seconds, cpu in zip((1, 2, 3), (120, 240, 360), kinds, strict=True):
+        path = results / f"small-more-{seed}.json"
+        record = json.loads(path.read_text())
+        record["costs"]["cpu_seconds"], record["environment"]["cpu"] = seconds, cpu
+        path.write_text(json.dumps(record))
+    monkeypatch.setattr(domains, "DOMAINS", domain.parent)
+    assert "| 2.0; 5.0 (AVX-512) | 3 |" in render("domains/letters", domain.parent / "results")
+
+
+def test_relative_folders_work(domain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands run in folders of their own, where ``$MORE_WAY`` of a relative folder led nowhere."""
+    monkeypatch.chdir(domain.parent)
+    words = ["letters.yaml", "--folder", "runs", "--results_dir", "results", "--ways", "more", "twice"]
+    assert run_domain.main(words) == 0
+
+
+@pytest.mark.parametrize(
+    ("score", "told"),
+    [
+        ("true", "score wrote no $RESULTS"),
+        ('echo "{\\"found\\": {\\"score\\": null}}" > $RESULTS', "metric 'accuracy': must be a number"),
+        ('echo "{\\"found\\": 3}" > $RESULTS', "metric 'accuracy': the results have no 'score', only 3"),
+    ],
+)
+def test_a_scoring_without_a_number_ends_that_run_alone(
+    domain: Path, capsys: pytest.CaptureFixture[str], score: str, told: str
+) -> None:
+    """It ended the call in a traceback, and the ways behind it did not run."""
+    plain = yaml.safe_load(domain.read_text())
+    domain.write_text(yaml.safe_dump(plain | {"score": score}, sort_keys=False))
+    assert call(domain, "--ways", "none", "more") == 1
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert "[2/2] small-more-42" in captured.out
 
 
 @pytest.mark.parametrize(
