@@ -31,7 +31,7 @@ def select(experiment: Experiment, records: TrialRecords) -> tuple[Arguments, di
         if score is not None and (best is None or score > best[1]["dev"]):
             best = (
                 point,
-                {"trial": trial.name, "dev": score, "values": {name: trial.arguments[name] for name in point}},
+                {"trial": trial.name, "dev": score, "values": {name: trial.arguments.get(name) for name in point}},
             )
     return best
 

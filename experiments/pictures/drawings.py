@@ -85,7 +85,7 @@ def training_traces(results_dir: Path, plan: str = TRACES) -> "Figure":
 def task_differences(results_dir: Path, plan: str = DIFFERENCES) -> "Figure":
     """Return the difference of every method of a plan to its baseline, seed by seed, on each test set."""
     summary = _summary(results_dir, plan)
-    scores = {name: _by_seed(_folder(results_dir, summary, name)) for name in summary["experiments"]}
+    scores = {name: _by_seed(results_dir, summary, name) for name in summary["experiments"]}
     base = summary["baseline"]
     differences: dict[str, dict[str, list[float]]] = {}
     for name, seeds in scores.items():
@@ -109,7 +109,7 @@ def scores(results_dir: Path, plans: Sequence[str] = EQUAL_TERMS) -> "Figure":
         if (results_dir / plan / "summary.json").is_file():
             summary = _summary(results_dir, plan)
             for name, experiment in summary["experiments"].items():
-                by_seed = _by_seed(_folder(results_dir, summary, name))
+                by_seed = _by_seed(results_dir, summary, name)
                 seeds = [scores["Avg"] for scores in by_seed.values() if "Avg" in scores]
                 if not seeds and experiment.get("test"):  # an untrained encoder has one score and no seed
                     seeds = [experiment["test"]["Avg"]["mean"]]
@@ -129,7 +129,7 @@ def few_shot(results_dir: Path, plan: str = FEW_SHOT) -> "Figure":
     curves: dict[str, dict[int, list[float]]] = {}
     for name, experiment in summary["experiments"].items():
         method = experiment["title"].rpartition(", ")[0] or experiment["title"]
-        for record in _records(_folder(results_dir, summary, name)):
+        for record in _records(results_dir, summary, name):
             average = test_scores(record).get("Avg")
             if average is not None:
                 curves.setdefault(method, {}).setdefault(record["corpus"]["used"], []).append(average)
@@ -199,17 +199,19 @@ def _folder(results_dir: Path, summary: dict[str, Any], experiment: str) -> Path
     return results_dir / summary["experiments"][experiment].get("measured_in", summary["plan"]) / experiment
 
 
-def _records(folder: Path) -> list[dict[str, Any]]:
-    """Return the final runs of an experiment, by seed."""
-    records = [_json(path) for path in sorted(folder.glob("*.json"))]
-    return sorted(
-        (record for record in records if record["trial"]["kind"] == "final"), key=lambda record: record["seed"]
-    )
+def _records(results_dir: Path, summary: dict[str, Any], experiment: str) -> list[dict[str, Any]]:
+    """Return the final runs of an experiment that its summary counts, by seed. Other files of the folder are of seeds
+    that the plan no longer has, or of earlier arguments."""
+    counted = summary["experiments"][experiment].get("finished_seeds", [])
+    paths = sorted(_folder(results_dir, summary, experiment).glob("*.json"))
+    records = [record for path in paths if (record := _json(path))["trial"]["kind"] == "final"]
+    return sorted((record for record in records if record["seed"] in counted), key=lambda record: record["seed"])
 
 
-def _by_seed(folder: Path) -> dict[int, dict[str, float]]:
+def _by_seed(results_dir: Path, summary: dict[str, Any], experiment: str) -> dict[int, dict[str, float]]:
     """Return the scores by seed and test set; Avg comes last."""
-    return {record["seed"]: scores for record in _records(folder) if (scores := test_scores(record))}
+    records = _records(results_dir, summary, experiment)
+    return {record["seed"]: scores for record in records if (scores := test_scores(record))}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def grid_table(folder: Path, summary: Mapping[str, Any]) -> tuple[str, list[str]
         ValueError: no experiment has a grid over learning rates.
     """
     experiments = summary["experiments"]
-    grids = {name: points for name in experiments if (points := _points(folder / name))}
+    grids = {name: points for name in experiments if (points := _points(folder / name, experiments[name]))}
     rates = sorted({point.rate for points in grids.values() for point in points})
     if not rates:
         raise ValueError(f"{folder}: no grid trial has a dev score")
@@ -57,7 +57,7 @@ def grid_table(folder: Path, summary: Mapping[str, Any]) -> tuple[str, list[str]
         base, margin = next(iter(margins.get(name, {}).items()), (None, None))
         gain = "" if base is None else f"{spread(margin, sign=True)} over {experiments[base]['title']}"
         average = spread((entry.get("test") or {}).get("Avg"))
-        long = [spread(entry.get("dev")), _steps(folder / name), average, gain]
+        long = [spread(entry.get("dev")), _steps(folder / name, entry), average, gain]
         several = len({weight for point in points for weight in point.weights}) > 1
         how = (_by_name if several else _by_weight)(points, chosen)
         picked = f"{_short(chosen.rate)}, {chosen.trial}" if several else _settings(chosen)
@@ -82,18 +82,18 @@ def gaps_table(folder: Path, summary: Mapping[str, Any]) -> tuple[str, list[str]
         ValueError: no point has a gap and a base.
     """
     against = (summary.get("margins") or {}).get("against") or {}
-    body = []
+    body, experiments = [], summary["experiments"]
     for name, bases in against.items() if isinstance(against, Mapping) else ():
         base = bases if isinstance(bases, str) else bases[0]
-        plain = {point.rate: point.dev for point in _usual(folder / base) if not point.weights}
-        for point in _usual(folder / name):
+        plain = {point.rate: point.dev for point in _usual(folder / base, experiments[base]) if not point.weights}
+        for point in _usual(folder / name, experiments[name]):
             gap, accuracy = _late(point.log, GAPS), _late(point.log, ACCURACIES)
             if gap is None or not point.weights or point.rate not in plain:
                 continue
             weight = ", ".join(f"{value:g}" for value in point.weights.values())
             share = "" if accuracy is None else f"{100 * accuracy:.0f} %"
-            margin = f"{point.dev - plain[point.rate]:+.2f} over {summary['experiments'][base]['title']}"
-            cells = [summary["experiments"][name]["title"], _short(point.rate), weight, f"{gap:.4f}", share]
+            margin = f"{point.dev - plain[point.rate]:+.2f} over {experiments[base]['title']}"
+            cells = [experiments[name]["title"], _short(point.rate), weight, f"{gap:.4f}", share]
             body.append([*cells, number(point.dev), margin])
     if not body:
         raise ValueError(f"{folder}: no point of a grid has a gap and a base")
@@ -106,14 +106,20 @@ def gaps_table(folder: Path, summary: Mapping[str, Any]) -> tuple[str, list[str]
     return caption, ["", "learning rate", "weight", "gap", "accuracy", "dev", "margin"], body
 
 
-def _points(folder: Path) -> list[Point]:
-    """Return the points of an experiment's grid over learning rates, in the order of rate and weights."""
+def _points(folder: Path, entry: Mapping[str, Any]) -> list[Point]:
+    """Return the points of an experiment's grid over learning rates, in the order of rate and weights.
+
+    Arguments:
+        entry: of the plan's summary; points that its grid does not have are of an earlier plan, and left out.
+    """
     found = []
     for path in sorted(folder.glob("*.json")):
         record = load(path) or {}
         trial, dev = record.get("trial") or {}, dev_score(record)
         given = trial.get("arguments") or {}
         if trial.get("kind") != "grid" or dev is None or "learning_rate" not in given:
+            continue
+        if entry.get("grid") is not None and entry["grid"].get(path.stem) is None:
             continue
         weights = {key: float(value) for key, value in given.items() if key.endswith("_weight")}
         dropout = float(given["dropout"]) if "dropout" in given else None
@@ -126,9 +132,9 @@ def _points(folder: Path) -> list[Point]:
     return sorted(found, key=lambda point: (point.rate, *point.weights.values()))
 
 
-def _usual(folder: Path) -> list[Point]:
+def _usual(folder: Path, entry: Mapping[str, Any]) -> list[Point]:
     """Return the points that leave the encoder's dropout alone, else those of the lowest dropout."""
-    points = _points(folder)
+    points = _points(folder, entry)
     usual = min((point.dropout for point in points), key=lambda value: -1 if value is None else value, default=None)
     return [point for point in points if point.dropout == usual]
 
@@ -164,7 +170,9 @@ def _short(rate: float) -> str:
     return f"{float(digits):g}e{int(exponent)}"
 
 
-def _steps(folder: Path) -> str:
-    """Return the steps of the long runs' best dev scores."""
-    records = [load(path) or {} for path in sorted(folder.glob("seed=*.json"))]
+def _steps(folder: Path, entry: Mapping[str, Any]) -> str:
+    """Return the steps of the best dev scores of the long runs that the summary counts."""
+    counted = [str(seed) for seed in entry.get("finished_seeds", [])]
+    found = {path: path.stem.partition("=")[2] for path in sorted(folder.glob("seed=*.json"))}
+    records = [load(path) or {} for path, seed in found.items() if seed in counted]
     return ", ".join(str(record["dev"]["step"]) for record in records) or "–"

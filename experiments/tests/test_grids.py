@@ -34,6 +34,7 @@ def results(tmp_path: Path) -> Path:
         "msse": {
             "title": "MSSE",
             "selected": selected,
+            "finished_seeds": [42, 43],
             "dev": dev,
             "test": {"Avg": {"mean": 71.5, "std": 0.25, "n": 2}},
         },
@@ -94,3 +95,17 @@ def test_a_plan_without_a_grid_has_no_such_table(results: Path) -> None:
     write(results / "none/summary.json", {"experiments": {"base": {"title": "Base"}}, "tables": {}})
     with pytest.raises((TableError, ValueError), match="no grid trial"):
         render("none/grid", results)
+
+
+def test_points_and_runs_of_an_earlier_plan_are_left_out(results: Path) -> None:
+    """After a change of the plan the table showed scores of points and seeds that the summary does not count."""
+    path = results / "plan/summary.json"
+    summary = json.loads(path.read_text())
+    found = {f"{rate}-{dropout}-{weight}": score for rate, dropout, weight, score in POINTS}
+    found["0.0001-0.1-0.02"] = None  # refused: its record has other arguments
+    del found["1e-05-0.1-0.2"]
+    summary["experiments"]["msse"] |= {"grid": found, "finished_seeds": [43]}
+    write(path, summary)
+    (row,) = [line for line in render("plan/grid", results).splitlines() if line.startswith("| MSSE")]
+    assert row.startswith("| MSSE | – | 75.25 | 1e-4, dropout 0.1 |")
+    assert "| 430 |" in row

@@ -61,6 +61,15 @@ def test_a_grid_is_lists_or_named_settings(named: Any, grid: dict[str, Any], mes
         Plan.from_dict(named.plan)
 
 
+def test_a_grid_may_leave_an_argument_out(bench: Any) -> None:
+    """A value null, chosen, ended the call in a KeyError after all points had run, and every later call as well."""
+    bench.plan["experiments"] = {"one": {"grid": {"dropout": [None, 0.2], "learning_rate": [1e-5]}}}
+    bench.plan["arguments"]["dropout"], bench.plan["seeds"] = 0.3, [42]
+    assert bench.run() == 0
+    assert bench.summary()["experiments"]["one"]["selected"]["values"] == {"dropout": None, "learning_rate": "1e-05"}
+    assert "dropout" not in bench.record("one/seed=42")["trial"]["arguments"]
+
+
 def test_few_shot_curves_come_from_the_runners_records(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

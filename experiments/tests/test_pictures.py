@@ -67,7 +67,8 @@ def results(tmp_path: Path) -> Path:
         content = {"title": name, "geometry": {**geometry, "spearman": spearman}}
         content |= {"clustering": {**clustering, "map": {"clusters": 10, **topic_map().to_dict()}}}
         write_results(folder / "evaluation/geometry" / f"{name}.json", content, {"STS-B test": (COSINES, GOLD)})
-    experiments = {"base": {"title": "Base", "seeds": [1, 2, 3]}, "other": {"title": "Other", "seeds": [1, 2, 3]}}
+    ran = {"seeds": [1, 2, 3], "finished_seeds": [1, 2, 3]}
+    experiments: dict[str, Any] = {"base": {"title": "Base", **ran}, "other": {"title": "Other", **ran}}
     experiments["listed"] = {"title": "Listed", "seeds": [1], "trials": {"low": 60.0, "reference": 61.0}}
     rows = [{"label": 1, "trial": "listed/low", "paper": 70.0}, {"label": 2, "trial": "listed/reference", "paper": 71}]
     tables = {"weight": {"title": "Weight", "rows": rows}, "curves": {"title": "C", "curves": []}}
@@ -199,3 +200,15 @@ def test_what_cannot_be_drawn_is_said(results: Path, tmp_path: Path) -> None:
         pictures.draw(results, tmp_path, ["few-shot"])
     with pytest.raises(NoResults, match="results must be a folder"):
         pictures.draw(tmp_path / "nowhere", tmp_path)
+
+
+def test_pictures_hold_the_runs_that_the_summary_counts(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a change of a plan's seeds or arguments they showed earlier runs, which its table does not have."""
+    path = results / "equal-terms/summary.json"
+    summary = json.loads(path.read_text())
+    summary["experiments"]["other"]["finished_seeds"] = [2]
+    path.write_text(json.dumps(summary))
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(training_figures, "score_dots", lambda scores, unit: drawn.update(scores))
+    pictures.scores(results)
+    assert drawn == {"Base": [51.0, 52.0, 53.0], "Other": [54.0]}
