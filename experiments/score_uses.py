@@ -4,7 +4,7 @@
         --results_dir experiments/results/uses
 
 Every encoder gets a results file of its own, ``NAME.json``; one that has a file is left out, so that the same command
-continues after a kill. ``--data_dir`` has SentEval's folders in ``senteval/``, SciFact in BEIR's format in
+continues after a kill. A file of another encoder, or of other settings, is refused. ``--data_dir`` has SentEval's folders in ``senteval/``, SciFact in BEIR's format in
 ``scifact/``, and ``banking77/``. ``python -m experiments.tables`` makes the table ``uses`` of the files.
 
 Lengths: the pairs of each STS set are cut into thirds by the mean number of words of a pair, and into thirds by the
@@ -26,7 +26,7 @@ from csekit.evaluation import evaluate_sts, load_sts
 from csekit.evaluation.correlation import spearman
 from csekit.evaluation.geometry_scores import GeometryOptions, measure_geometry
 from csekit.evaluation.mteb_adapter import banking77
-from csekit.evaluation.results import write_results
+from csekit.evaluation.results import read_results, write_results
 from csekit.evaluation.retrieval import evaluate_retrieval
 from csekit.evaluation.retrieval_data import Collection, CollectionGroup, load_beir
 from csekit.evaluation.sts_data import STS_TASKS, STSTask
@@ -103,6 +103,23 @@ def score(encoder: TextEncoder, data: Data) -> dict[str, Any]:
     return {**found, "seconds": seconds}
 
 
+def must_match(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Compare the encoder of a results file with the one to score; its folder may have moved.
+
+    Raises:
+        ValueError: other weights or settings.
+    """
+    settings = [each["encoder"] for each in (found, wanted)]
+    changes = [
+        f"{name}: {settings[0][name]!r} there, {value!r} now"
+        for name, value in settings[1].items()
+        if name != "name" and name in settings[0] and settings[0][name] != value
+    ]
+    changes += ["other weights"] if found["weights"] != wanted["weights"] else []
+    if changes:
+        raise ValueError(f"{path} is of another encoder ({'; '.join(changes)}): move it away, or choose another name")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.score_uses", description=__doc__.split("\n")[0])
     parser.add_argument("encoders", nargs="+", metavar="NAME=PATH", help="an encoder and the name of its file")
@@ -121,14 +138,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         data = read_data(args.data_dir)
         for name, path in named.items():
-            if (args.results_dir / f"{name}.json").exists():
-                continue
+            target = args.results_dir / f"{name}.json"
             own = None if (Path(path) / "modules.json").is_file() else args.pooling
             encoder = load_encoder(path, pooling=own, max_length=args.max_length, device=args.device)
             encoder.precision = args.precision
+            run = {"encoder": encoder.describe(), **origin(path)}
+            if target.exists():
+                must_match(target, read_results(target)["run"], run)
+                print(f"{name}: left out, {target} is there", flush=True)
+                continue
             found = score(encoder, data)
-            record = {"run": {"encoder": encoder.describe(), **origin(path)}, "scores": found}
-            write_results(args.results_dir / f"{name}.json", {**record, "environment": environment()})
+            write_results(target, {"run": run, "scores": found, "environment": environment()})
             print(f"{name}: {found['seconds']}", flush=True)
     except (ValueError, OSError, ImportError) as error:
         raise SystemExit(f"error: {error}") from None

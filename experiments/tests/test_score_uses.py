@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
 
 from csekit.evaluation.pairs import Pairs
 from csekit.evaluation.results import FORMAT
 from csekit.evaluation.sts_data import STSTask
+from experiments import score_uses
 from experiments.score_uses import by_length, main
 from experiments.tables.render import update
 
@@ -62,6 +64,35 @@ def test_the_table_is_sorted_and_names_what_was_trained(tmp_path: Path) -> None:
     numbers = "70.00 | 72.50 | 60.25 | 80.50 | 20.25 | 66.00 | 0.20 | -2.00"
     rows = [line for line in page if line.startswith(("| SimCSE", "| untrained"))]
     assert rows == [f"| SimCSE | 72.00 | {numbers} | 1.0 × |", f"| untrained, [CLS] | 69.00 | {numbers} |  |"]
+
+
+def test_a_file_of_another_encoder_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tiny_bert: Any,
+    tiny_tokenizer: Any,
+) -> None:
+    """An encoder whose name had a file was left out without a word, whatever encoder the file was of."""
+    monkeypatch.setattr(score_uses, "read_data", lambda folder: None)
+    monkeypatch.setattr(score_uses, "score", lambda encoder, data: {"sts": {"avg": 1.0}, "seconds": {}})
+    for name in ("first", "second"):
+        tiny_bert.save_pretrained(tmp_path / name)
+        tiny_tokenizer.save_pretrained(tmp_path / name)
+    weights = load_file(tmp_path / "second/model.safetensors")
+    weights["embeddings.word_embeddings.weight"] += 1
+    save_file(weights, tmp_path / "second/model.safetensors", metadata={"format": "pt"})
+    common = ["--data_dir", "data", "--results_dir", str(tmp_path / "results"), "--max_length", "32", "--pooling"]
+    first = f"one={tmp_path / 'first'}"
+    assert main([first, *common, "cls"]) == 0
+    before = (tmp_path / "results/one.json").read_bytes()
+    assert main([first, *common, "cls"]) == 0
+    assert f"one: left out, {tmp_path / 'results/one.json'} is there" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"one.json is of another encoder \(other weights\): move it away"):
+        main([f"one={tmp_path / 'second'}", *common, "cls"])
+    with pytest.raises(SystemExit, match=r"another encoder \(pooling: 'cls' there, 'mean' now\)"):
+        main([first, *common, "mean"])
+    assert (tmp_path / "results/one.json").read_bytes() == before
 
 
 def test_bad_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
