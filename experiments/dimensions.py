@@ -4,8 +4,8 @@
         --data_dir data --collections scifact --output experiments/results/dimensions/minilm-wiki.json \
         --picture docs/pictures/dimensions.png
 
-STS is the mean of the seven test sets, Spearman × 100; retrieval is nDCG@10 × 100 of each collection, a folder in
-``--data_dir`` in BEIR's format. The table of the results file is printed as Markdown.
+STS is the mean of the seven test sets, Spearman × 100, and with ``--tasks`` each set's score; retrieval is nDCG@10 ×
+100 of each collection, a folder in ``--data_dir`` in BEIR's format. The table of the results file is printed as Markdown.
 """
 
 import argparse
@@ -23,28 +23,27 @@ from csekit.evaluation.plotting import COLOURS, LINES, MARKERS, drawing, panels,
 from csekit.evaluation.results import write_results
 from csekit.evaluation.retrieval import evaluate_retrieval
 from csekit.evaluation.retrieval_data import load_beir
-from experiments.encoders import origin
+from experiments.encoders import origin, sts_columns
 from experiments.tables.render import markdown
 from experiments.tables.students import dimensions_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STS = "STS Avg."
 METRIC = "ndcg@10"
 
 
 def score(
     path: str, sizes: Sequence[int], sts: Any, collections: Mapping[str, Any], device: str | None
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, float | None]]:
     """Return the scores of one encoder by task and size."""
     encoder = load_encoder(path, device=device)
     encoder.truncate_dim = None
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, float | None]] = {}
     cuts = cut_encoders(encoder, sizes)
     for cut in cuts if sts else ():
-        average = evaluate_sts(cut, sts).avg
-        found.setdefault(STS, {})[str(cut.truncate_dim)] = float("nan") if average is None else round(average, 4)
+        for name, value in sts_columns(evaluate_sts(cut, sts)).items():
+            found.setdefault(name, {})[str(cut.truncate_dim)] = value
     for name, collection in collections.items():
         cuts[0].kept.clear()
         for cut in cuts:

@@ -6,6 +6,8 @@ from typing import Any
 
 from csekit.encoding.json_files import read_json
 from csekit.encoding.provenance import checksum
+from csekit.evaluation.sts import STSScores
+from csekit.evaluation.sts_data import STS_TASKS
 from csekit.trainers import CSETrainingArguments
 
 BATCH = "per_device_train_batch_size"
@@ -20,6 +22,16 @@ def origin(path: str | Path) -> dict[str, Any]:
     folder = Path(path)
     found = {file.relative_to(folder).as_posix(): checksum(file) for file in weights_of(folder)}
     return {"weights": found, "run": _run(folder / "results.json")}
+
+
+def sts_columns(scores: STSScores) -> dict[str, float | None]:
+    """Return the mean of the seven STS test sets as ``STS Avg.``, of other choices of sets each set's own score; None
+    where a set has no correlation."""
+    if set(scores.tasks) == set(STS_TASKS):
+        found: dict[str, float | None] = {"STS Avg.": scores.avg}
+    else:
+        found = {name: task.to_dict()["all"] for name, task in scores.tasks.items()}
+    return {name: None if value is None else round(value, 4) for name, value in found.items()}
 
 
 def weights_of(folder: Path) -> list[Path]:

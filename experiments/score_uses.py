@@ -4,8 +4,9 @@
         --results_dir experiments/results/uses
 
 Every encoder gets a results file of its own, ``NAME.json``; one that has a file is left out, so that the same command
-continues after a kill. A file of another encoder, or of other settings, is refused. ``--data_dir`` has SentEval's folders in ``senteval/``, SciFact in BEIR's format in
-``scifact/``, and ``banking77/``. ``python -m experiments.tables`` makes the table ``uses`` of the files.
+continues after a kill. A file of another encoder, or of other settings, is refused. ``--data_dir`` has SentEval's
+folders in ``senteval/``, SciFact in BEIR's format in ``scifact/``, and ``banking77/``.
+``python -m experiments.tables`` makes the table ``uses`` of the files.
 
 Lengths: the pairs of each STS set are cut into thirds by the mean number of words of a pair, and into thirds by the
 difference between its two numbers of words. A third's score is Spearman × 100, averaged over the seven sets.

@@ -3,9 +3,9 @@
     python -m experiments.students "teacher=runs/teacher" "two layers=runs/student" "static=runs/static" \
         --texts sentences.txt --data_dir data --collections scifact --output experiments/results/students/minilm.json
 
-STS is the mean of the seven test sets, Spearman × 100; retrieval is nDCG@10 × 100 of each collection, a folder in
-``--data_dir`` in BEIR's format. The speed is that of ``encode`` on the texts of ``--texts``, the median of three
-passes. The table of the results file is printed as Markdown.
+STS is the mean of the seven test sets, Spearman × 100, and with ``--tasks`` each set's score; retrieval is nDCG@10 ×
+100 of each collection, a folder in ``--data_dir`` in BEIR's format. The speed is that of ``encode`` on the texts of
+``--texts``, the median of three passes. The table of the results file is printed as Markdown.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from csekit.evaluation import evaluate_sts, load_sts, read_sentences
 from csekit.evaluation.results import write_results
 from csekit.evaluation.retrieval import evaluate_retrieval
 from csekit.evaluation.retrieval_data import load_beir
-from experiments.encoders import origin, weights_of
+from experiments.encoders import origin, sts_columns, weights_of
 from experiments.tables.render import markdown
 from experiments.tables.students import students_table
 
@@ -48,8 +48,7 @@ def measure(
         "scores": {},
     }
     if sts:
-        average = evaluate_sts(encoder, sts).avg
-        found["scores"]["STS Avg."] = None if average is None else round(average, 4)
+        found["scores"] |= sts_columns(evaluate_sts(encoder, sts))
     for name, collection in collections.items():
         metrics = evaluate_retrieval(encoder, collection).metrics
         found["scores"][f"{name}, nDCG@10"] = round(float(metrics["ndcg@10"]), 4)

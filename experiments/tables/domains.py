@@ -94,7 +94,8 @@ def _caption(domain: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> s
     kinds = {processor(file["environment"]) for file in files if file["costs"] is not None}
     kind = ""
     if kinds != {""}:
-        kind = "; those of each kind of processor have a mean of their own" + ", without a name if unrecorded" * ("" in kinds)
+        unnamed = ", without a name if unrecorded" if "" in kinds else ""
+        kind = f"; those of each kind of processor have a mean of their own{unnamed}"
     needed = " and of the models that it needs beside the encoder" if domain["helpers"] else ""
     return (
         f"{domain['title']}: scores × 100, mean ± standard deviation where there are several seeds. Processor minutes "

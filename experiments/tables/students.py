@@ -36,7 +36,8 @@ def dimensions_table(results: Mapping[str, Any]) -> tuple[str, list[str], list[l
     rows = []
     for task in next(iter(results["encoders"].values()))["scores"]:
         for name, encoder in results["encoders"].items():
-            rows.append([task, name, *(f"{encoder['scores'][task][size]:.2f}" for size in sizes)])
+            values = [encoder["scores"][task][size] for size in sizes]
+            rows.append([task, name, *("–" if value is None else f"{value:.2f}" for value in values)])
     return f"Scores × 100 by number of dimensions.{_training(results['encoders'])}", ["task", "encoder", *sizes], rows
 
 

@@ -2,12 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from csekit.encoding import load_encoder
+from csekit.evaluation import evaluate_sts
+from csekit.evaluation.pairs import Pairs
+from csekit.evaluation.sts_data import STSTask
+from csekit.modeling import SimCSEModel
 from csekit.trainers.static_distillation import StaticDistillation, distill_static
+from experiments import dimensions, students
 from experiments.encoders import origin
 from experiments.students import main
 from experiments.tables.students import dimensions_table
@@ -28,6 +35,28 @@ def test_a_static_student_is_measured(tiny_folder: Path, tmp_path: Path, capsys:
     row = capsys.readouterr().out.splitlines()[-1]
     assert row.startswith(f"| static | 0.00 | {found['megabytes']:.1f} | 8 |")
     assert np.isfinite(found["megabytes"])
+
+
+@pytest.mark.parametrize("module", [students, dimensions])
+def test_other_sets_have_their_own_scores(
+    module: Any, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ``--tasks`` the column was STS Avg., which only all seven sets have: a dash, or NaN in the file."""
+    model = SimCSEModel.from_backbone(tiny_folder)
+    folder = model.export(tmp_path / "encoder", AutoTokenizer.from_pretrained(tiny_folder))
+    texts = ("the dog", "a cat", "the red house"), ("a dog", "the house", "the house")
+    task = STSTask("STS-B", (Pairs("STS-B", *texts, np.array([4.0, 0.5, 3.0])),))
+    monkeypatch.setattr(module, "load_sts", lambda *words: [task])
+    (tmp_path / "texts.txt").write_text("the dog\na cat\n")
+    own = ["--texts", str(tmp_path / "texts.txt")] if module is students else ["--sizes", "8"]
+    output = tmp_path / "results.json"
+    words = [f"one={folder}", *own, "--tasks", "STS-B", "--data_dir", str(tmp_path), "--device", "cpu"]
+    assert module.main([*words, "--output", str(output)]) == 0
+    encoder = load_encoder(folder, device="cpu", truncate_dim=None if module is students else 8)
+    expected = evaluate_sts(encoder, [task]).tasks["STS-B"].all
+    found = json.loads(output.read_text())["encoders"]["one"]["scores"]["STS-B"]
+    assert (found if module is students else found["8"]) == pytest.approx(expected, abs=1e-3)
+    assert f"{expected:.2f} |" in capsys.readouterr().out
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
