@@ -5,7 +5,8 @@
         --picture docs/pictures/dimensions.png
 
 STS is the mean of the seven test sets, Spearman × 100, and with ``--tasks`` each set's score; retrieval is nDCG@10 ×
-100 of each collection, a folder in ``--data_dir`` in BEIR's format. The table of the results file is printed as Markdown.
+100 of each collection, a folder in ``--data_dir`` in BEIR's format. The table of the results file is printed as
+Markdown.
 """
 
 import argparse
