@@ -1,12 +1,20 @@
 """Grow a results file by suites: keep what it holds, and write the scores of each suite when it finishes."""
 
-from collections.abc import Mapping, Set
+import logging
+from collections.abc import Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from filelock import FileLock
+
 from csekit.encoding.provenance import environment
 from csekit.evaluation.results import plain, read_results, read_similarities, same_run, write_results
+
+logger = logging.getLogger(__name__)
+
+_WAIT = 60.0  # seconds; another command holds the file for as long as it takes to read and write it
 
 
 class SuiteResults:
@@ -93,10 +101,14 @@ class SuiteResults:
         Raises:
             FileExistsError: another command has written the results of another encoder there.
         """
+        found = environment()
+        with _alone(self.path):
+            return self._write(key, scores, seconds, found)
+
+    def _write(self, key: str, scores: Any, seconds: float, found: Mapping[str, Any]) -> Path:
         if self.path.exists() and not self._anew:
             self._take_added()
         self._anew = False
-        found = environment()
         self._content[key] = scores.to_dict()
         self._content["suites"][key] = {"settings": self.settings[key], "environment": found}
         self._content["environment"] = found
@@ -105,6 +117,21 @@ class SuiteResults:
         if hasattr(scores, "similarities"):
             self._similarities |= scores.similarities()
         return write_results(self.path, self._content, self._similarities or None, overwrite=True)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one process at a time read and write a results file inside the context, by a lock ``.NAME.json.lock``.
+
+    Where it cannot be locked, the scores are written nevertheless, with a warning.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(FileLock(path.with_name(f".{path.name}.lock"), timeout=_WAIT))
+        except (OSError, NotImplementedError) as error:
+            logger.warning("%s is written without a lock (%s): let no other command add to it now", path, error)
+        yield
 
 
 def _checksums(section: Any) -> set[str]:

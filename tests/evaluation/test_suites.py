@@ -1,5 +1,7 @@
 """The table of suites and the results file that grows by them."""
 
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from csekit.evaluation.pairs import Pairs
-from csekit.evaluation.results import read_results, read_similarities
+from csekit.evaluation.results import read_results, read_similarities, write_results
 from csekit.evaluation.sts import evaluate_sts
 from csekit.evaluation.sts_data import DEV_TASKS, STS_TASKS, STSTask
 from csekit.evaluation.suite_results import SuiteResults
@@ -181,6 +183,37 @@ def test_two_commands_at_once_add_to_one_file(tmp_path: Path) -> None:
     assert content["transfer"] == {"tasks": {"CR": {"accuracy": 3}}}
     assert content["seconds"] == {"test": 1.0, "transfer": 2.0, "dev": 3.0, "classification:x": 4.0, "total": 10.0}
     assert set(read_similarities(path)) == {"STS12", "STS-B-dev"}
+
+
+def test_two_commands_that_end_in_the_same_moment_add_to_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: both read the file before either wrote it, and the scores of one of them were gone."""
+    path, both, threads = tmp_path / "new" / "a.json", threading.Barrier(2), []
+
+    def write(*arguments: Any, **more: Any) -> Path:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.5)  # the other one may read now what is there before this one writes
+        return write_results(*arguments, **more)
+
+    monkeypatch.setattr("csekit.evaluation.suite_results.write_results", write)
+    for key in ("test", "transfer"):
+        threads.append(threading.Thread(target=record(path, {key: {}}).add, args=(key, Other(), 1.0)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    content = read_results(path)
+    assert set(content["suites"]) == {"test", "transfer"}
+    assert content["seconds"] == {"test": 1.0, "transfer": 1.0, "total": 2.0}
+
+
+def test_scores_are_written_where_nothing_can_be_locked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A lock that fails, as on some network file systems, must not cost the scores."""
+    path = tmp_path / "a.json"
+    (tmp_path / ".a.json.lock").mkdir()
+    record(path, {"transfer": {}}).add("transfer", Other(), 1.0)
+    assert list(read_results(path)["suites"]) == ["transfer"]
+    assert "a.json is written without a lock (" in caplog.text
 
 
 def test_a_file_that_another_run_wrote_meanwhile_stays(tmp_path: Path) -> None:
