@@ -22,9 +22,11 @@ from sklearn.decomposition import PCA
 from tqdm.auto import tqdm
 
 from csekit.encoding.chunks import TokenizedChunk, embed_chunk
-from csekit.encoding.encoder import TextEncoder, weights_digest
+from csekit.encoding.encoder import TextEncoder
+from csekit.encoding.files import encoder_settings
 from csekit.encoding.provenance import array_bytes, write_atomically, write_json
 from csekit.encoding.sentence_transformer import SentenceTransformerEncoder
+from csekit.encoding.stores import comparable, first_difference
 from csekit.modeling.drafts import is_unfinished, whole_files
 from csekit.modeling.settings import check_number
 from csekit.modeling.tokenization import sentence_frame
@@ -81,10 +83,15 @@ def token_vectors(encoder: TextEncoder, tokens: list[int], parts: Path, progress
         FileExistsError: ``parts`` holds something else.
     """
     digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
-    made = json.loads(json.dumps({**encoder.describe(), "weights": weights_digest(encoder.model), "tokens": digest}))
+    made = json.loads(json.dumps({**encoder_settings(encoder), "tokens": digest}))
     settings = parts / "settings.json"
-    if settings.exists() and json.loads(settings.read_text(encoding="utf-8")) != made:
-        raise ValueError(f"{parts} holds the vectors of another encoder: delete it to start again")
+    if settings.exists():
+        old = json.loads(settings.read_text(encoding="utf-8"))
+        old.pop("name", None)  # earlier versions recorded it
+        if difference := first_difference(old, comparable(old, made)):
+            raise ValueError(
+                f"{parts} holds the vectors of another encoder, its {difference[0]} differs: delete it to start again"
+            )
     if not settings.exists() and parts.exists():
         strange = [path for path in sorted(parts.iterdir()) if not _PART.fullmatch(path.name)]
         if strange:

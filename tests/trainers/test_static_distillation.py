@@ -105,6 +105,30 @@ def test_a_killed_call_goes_on(tiny_folder: Path, tmp_path: Path, static: Path, 
         assert (tmp_path / "again" / name).read_bytes() == (static / name).read_bytes()
 
 
+def test_a_killed_call_does_not_go_on_with_another_tokenizer(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The tokenizer's special tokens stand around each token: it went on with vectors that had others around them."""
+    teacher = tmp_path / "teacher"
+    shutil.copytree(tiny_folder, teacher)
+    words = (teacher, "--pooling", "mean", "--dims", 8, "--output", tmp_path / "static")
+    monkeypatch.setattr(static_distillation, "weighted_components", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert run(*words).exit_code != 0
+    monkeypatch.undo()
+    record = tmp_path / "static.parts" / "settings.json"
+    whole = json.loads(record.read_text())
+    settings = json.loads((teacher / "tokenizer_config.json").read_text())
+    swapped = {"cls_token": "[SEP]", "sep_token": "[CLS]"}
+    (teacher / "tokenizer_config.json").write_text(json.dumps(settings | swapped))
+    found = run(*words)
+    assert found.exit_code == 2
+    assert "holds the vectors of another encoder, its tokenizer differs: delete it to start again" in found.output
+    earlier = {name: value for name, value in whole.items() if name not in ("tokenizer", "layers", "lowercase")}
+    record.write_text(json.dumps({**earlier, "name": "teacher"}))  # as earlier versions wrote it
+    found = run(*words)
+    assert found.exit_code == 0, found.output
+
+
 def test_a_call_that_was_killed_while_it_wrote_goes_on(tiny_folder: Path, tmp_path: Path, static: Path) -> None:
     """The same call said that the folder holds something else than a static encoder."""
     program = f"""
