@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .backbone import build_backbone, embeddings_module, layer_list
 from .fast_packing import run_encoder
+from .layer_memory import check_layers
 
 #: Subfolder of a stage-1 checkpoint; the rest of the folder is a plain masked LM that Transformers loads.
 FOLDER = "auxiliary_head"
@@ -29,6 +30,26 @@ def _no_head(config: PreTrainedConfig, error: Exception) -> ValueError:
         f"the family {config.model_type!r} has no layers that read hidden states instead of token ids, which "
         f"'aux_mlm' needs ({type(error).__name__}: {error}): choose other objectives, or another encoder"
     )
+
+
+def _head_config(encoder_config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
+    config = copy.deepcopy(encoder_config)
+    for name in ("embedding_size", "input_embedding_size"):
+        if hasattr(config, name):
+            setattr(config, name, config.hidden_size)  # without embeddings there is nothing to project
+    config.num_hidden_layers = num_layers
+    return config
+
+
+def check_head_layers(field: str, encoder_config: PreTrainedConfig, num_layers: int) -> None:
+    """Check that this machine's memory holds a head with more layers than the encoder has.
+
+    Raises:
+        ValueError: it does not; or the family has no plain list of layers.
+    """
+    if num_layers > encoder_config.num_hidden_layers:
+        one = _head_config(encoder_config, 1)
+        check_layers(field, num_layers, lambda: layer_list(build_backbone(one))[0])
 
 
 class _PassEmbeddings(nn.Module):
@@ -63,13 +84,8 @@ class AuxiliaryHead(nn.Module):
 
     def __init__(self, encoder_config: PreTrainedConfig, num_layers: int = 2) -> None:
         super().__init__()
-        config = copy.deepcopy(encoder_config)
-        for name in ("embedding_size", "input_embedding_size"):
-            if hasattr(config, name):
-                setattr(config, name, config.hidden_size)  # without embeddings there is nothing to project
         try:
-            config.num_hidden_layers = num_layers
-            model = build_backbone(config)
+            model = build_backbone(_head_config(encoder_config, num_layers))
         except Exception as error:  # each class has its own for another number of layers
             raise _no_head(config, error) from error
         layer_list(model)

@@ -55,10 +55,11 @@ def add_lora(backbone: PreTrainedModel, settings: dict[str, Any]) -> None:
 
     Raises:
         ImportError: peft is not installed.
-        ValueError: peft refuses a setting; or it makes adapters that are no matrix added to a weight, so that the
+        ValueError: a rank above that of the encoder's weights; peft refuses a setting; or it makes adapters that are no matrix added to a weight, so that the
             export could not hold them.
     """
     peft, own = _peft(), _plain_names(backbone)
+    _check_ranks(backbone, settings)
     try:
         config = peft.LoraConfig(**settings)
         peft.inject_adapter_in_model(config, backbone, adapter_name=ADAPTER)
@@ -75,6 +76,18 @@ def add_lora(backbone: PreTrainedModel, settings: dict[str, Any]) -> None:
             "lora must make adapters that are added to weights, which the export merges: without use_dora, lora_bias, "
             f"modules_to_save, target_parameters, trainable_token_indices and the like, got {settings}"
         )
+
+
+def _check_ranks(backbone: nn.Module, settings: dict[str, Any]) -> None:
+    """Raise ValueError for a rank above the smaller side of every weight: no matrix of their shapes has it."""
+    most = max((min(weight.shape[:2]) for weight in backbone.parameters() if weight.dim() > 1), default=0)
+    given = settings.get("rank_pattern")
+    ranks = [settings["r"], *(given.values() if isinstance(given, dict) else ())]
+    for rank in ranks:
+        if isinstance(rank, int) and rank > most:
+            raise ValueError(
+                f"lora must have a rank of at most {most}, the largest that a weight can have, got {rank}"
+            )
 
 
 def _plain_names(backbone: nn.Module) -> set[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from .auxiliary_head import FOLDER, AuxiliaryHead
+from .auxiliary_head import FOLDER, AuxiliaryHead, check_head_layers
 from .backbone import layer_list
 from .configuration_infocse_pretraining import InfoCSEPretrainingConfig
 from .distributed import token_mean
@@ -46,6 +46,7 @@ class InfoCSEForPreTraining(EncoderForPreTraining):
         self.mlm_head = MaskedLMHead(config.encoder_config)
         self.auxiliary_head: AuxiliaryHead | None = None
         if config.objective == "condenser":
+            check_head_layers("head_layers", config.encoder_config, config.head_layers)
             try:
                 layer_list(self.backbone)  # checks the encoder first: the head reads its states of layer k
                 self.auxiliary_head = AuxiliaryHead(config.encoder_config, config.head_layers)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
-from .auxiliary_head import FOLDER, AuxiliaryHead, lower_layers
+from .auxiliary_head import FOLDER, AuxiliaryHead, check_head_layers, lower_layers
 from .backbone import build_backbone, load_backbone
 from .fast_packing import run_encoder
 from .losses import scale_gradient, scale_value
@@ -125,6 +125,7 @@ class AuxiliaryMaskedLM(Objective):
         super().__init__(config, encoder_config)
         self.encoder_config = encoder_config
         self.num_lower = lower_layers(encoder_config, config.layer)
+        check_head_layers("aux_mlm_head_layers", encoder_config, config.head_layers)
         self.head = AuxiliaryHead(encoder_config, config.head_layers)  # refuses families without such a head
         self.lower = LowerLayers(encoder_config, self.num_lower, dropout=config.lower_dropout)
         self.lm_head = MaskedLMHead(encoder_config, tied=False)

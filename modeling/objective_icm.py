@@ -16,9 +16,10 @@ from .distributed import token_mean
 from .fast_counts import first_rows
 from .fast_packing import Packing
 from .hub import from_hub
+from .layer_memory import check_layers
 from .objectives import Encode, MaskedCopy, Objective, TargetCopy, TargetSpec, Views
 from .quiet import quiet_weights
-from .sentence_decoder import SentenceDecoder
+from .sentence_decoder import DecoderLayer, SentenceDecoder
 from .settings import ObjectiveConfig, Unread, check_choice
 
 TARGETS = ("original", "positive")
@@ -126,6 +127,7 @@ class InformationCompensation(Objective):
         heads, size = config.decoder_heads or int(encoder_config.num_attention_heads), encoder_config.hidden_size
         if size % heads:
             raise ValueError(f"icm_decoder_heads must divide the hidden size, {size}, got {heads}")
+        check_layers("icm_decoder_layers", config.decoder_layers, lambda: DecoderLayer(size, heads, 0.0))
         self.decoder = SentenceDecoder(
             encoder_config,
             causal=config.decoder == "causal",

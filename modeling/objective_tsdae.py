@@ -14,9 +14,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .backbone import short_text
 from .fast_counts import first_rows
+from .layer_memory import check_layers
 from .masked_lm_head import MaskedLMHead
 from .objectives import DeletionSpec, Encode, MaskedCopy, Objective, Views
-from .sentence_decoder import SentenceDecoder
+from .sentence_decoder import DecoderLayer, SentenceDecoder
 from .settings import ObjectiveConfig, Unread, check_choice, check_number
 from .tied_decoder import TiedDecoder
 
@@ -121,11 +122,13 @@ class Denoising(Objective):
                     f"head cannot be had, got 'tied': {error}"
                 ) from error
         else:
+            heads, size = int(encoder_config.num_attention_heads), int(encoder_config.hidden_size)
+            check_layers("tsdae_decoder_layers", config.decoder_layers, lambda: DecoderLayer(size, heads, 0.0))
             self.decoder = SentenceDecoder(
                 encoder_config,
                 causal=True,
                 layers=config.decoder_layers,
-                heads=int(encoder_config.num_attention_heads),
+                heads=heads,
                 dropout=config.decoder_dropout,
                 element_dropout=0.0,
             )

@@ -262,6 +262,36 @@ def test_a_mistake_is_one_line(data: Path, tmp_path: Path, command: str, words: 
     assert lines[0].startswith(f"csekit {command}: error: ")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--lora", "100000"], r"lora must have a rank of at most 32, the largest that a weight can have, got 100000"),
+        (["--icm_weight", "1", "--icm_decoder_layers"], "icm_decoder_layers"),
+        (["--tsdae_weight", "1", "--tsdae_decoder", "small", "--tsdae_decoder_layers"], "tsdae_decoder_layers"),
+        (["--aux_mlm_weight", "1", "--aux_mlm_head_init", "random", "--aux_mlm_head_layers"], "aux_mlm_head_layers"),
+        (["pretrain", "--objective", "condenser", "--block_length", "16", "--head_layers"], "head_layers"),
+    ],
+)
+def test_sizes_that_no_memory_holds_are_refused_before_it_is_taken(
+    data: Path, tmp_path: Path, words: list[str], told: str
+) -> None:
+    """The adapters or layers were made until the system ended the process."""
+    command, words = ("pretrain", words[1:]) if words[0] == "pretrain" else ("train", words)
+    if words[0] == "--lora":
+        pytest.importorskip("peft", reason="needs the extra 'lora'")
+    else:
+        words, told = (
+            [*words, "1000000000"],
+            rf"{told} must be at most [\d,]+, whose weights alone fill .* got 1000000000",
+        )
+    scored = SCORED if command == "train" else []
+    folder = tmp_path / "run"
+    done = run(command, *START, *scored, "--train_file", "texts.txt", "--output_dir", folder, *words)
+    assert done.exit_code == 2
+    assert re.search(f"error: {told}\n$", done.stderr), done.stderr
+    assert not list(folder.glob("training/*"))
+
+
 def test_a_preset_is_known_by_its_name(data: Path, tmp_path: Path) -> None:
     words = ["--train_file", "texts.txt", "--output_dir", tmp_path / "run", *START, *SCORED]
     done = run("train", "--config", "informin-roberta-base", *words)

@@ -293,6 +293,8 @@ def test_a_tied_decoder_has_the_weights_with_their_adapters_and_trains_them(chec
     [
         ({"lora": 0}, "lora must be a rank of at least 1, or fields of peft.LoraConfig with r, got"),
         ({"lora": "many"}, "lora must be a rank of at least 1"),
+        ({"lora": 100_000}, "lora must have a rank of at most 16, the largest that a weight can have, got 100000"),
+        ({"lora": {"r": 2, "rank_pattern": {"q_proj": 17}}}, "lora must have a rank of at most 16, .* got 17"),
         ({"lora": {"rank": 3}}, "lora: .*rank"),
         ({"lora": {"r": 3, "target_modules": ["nowhere"]}}, "lora: .*nowhere"),
         ({"lora": {"r": 3, "use_dora": True}}, "lora must make adapters that are added to weights.* without use_dora"),

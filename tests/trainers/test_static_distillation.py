@@ -112,7 +112,9 @@ def test_a_killed_call_does_not_go_on_with_another_tokenizer(
     teacher = tmp_path / "teacher"
     shutil.copytree(tiny_folder, teacher)
     words = (teacher, "--pooling", "mean", "--dims", 8, "--output", tmp_path / "static")
-    monkeypatch.setattr(static_distillation, "weighted_components", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        static_distillation, "weighted_components", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     assert run(*words).exit_code != 0
     monkeypatch.undo()
     record = tmp_path / "static.parts" / "settings.json"
