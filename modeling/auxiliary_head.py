@@ -87,7 +87,7 @@ class AuxiliaryHead(nn.Module):
         try:
             model = build_backbone(_head_config(encoder_config, num_layers))
         except Exception as error:  # each class has its own for another number of layers
-            raise _no_head(config, error) from error
+            raise _no_head(encoder_config, error) from error
         layer_list(model)
         for module in model.modules():
             if hasattr(module, _PROJECTION):
