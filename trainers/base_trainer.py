@@ -46,6 +46,7 @@ from csekit.trainers.data.datasets import EpochMixin, SetEpochCallback, Shuffled
 from csekit.trainers.progress import ProgressLines
 from csekit.trainers.run_lock import check_held, held
 from csekit.trainers.run_settings import SETTINGS, RunSettings, argument_settings
+from csekit.trainers.unused_weights import freeze_unused
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ class TermsTrainer(Trainer):
         super().__init__(train_dataset=train_dataset, callbacks=[*own, *callbacks], **kwargs)
         if self.args.bf16_full_eval or self.args.fp16_full_eval:  # Transformers leaves it where it is until it trains
             self._move_model_to_device(kwargs["model"], self.args.device)
+        if args.world_size > 1:
+            freeze_unused(kwargs["model"])
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
         self.add_callback(ProgressLines(self.args.log_format, stop=self.stop_on_terminate))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, SqueezeBertConfig, SqueezeBertModel
 
 SCRIPT = Path(__file__).with_name("small_runs.py")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -69,6 +71,27 @@ def test_two_processes_train_like_one_with_the_joined_batch(
             # the mean over processes is not that of the joined batch: of counts half, of a logarithm not at all
             if name not in ("metrics/identical_texts", "metrics/uniformity"):
                 assert entry[name] == pytest.approx(value, rel=1e-4, abs=1e-4), (entry["step"], name)
+
+
+@pytest.mark.slow
+def test_an_encoder_with_a_pooler_that_nothing_reads_trains_in_two_processes(
+    small: ModuleType, small_backbone: Path, tmp_path: Path
+) -> None:
+    """The second step stopped: "Expected to have finished reduction in the prior iteration"."""
+    backbone = tmp_path / "squeezebert"
+    shutil.copytree(small_backbone, backbone)
+    sizes = {"hidden_size": 32, "embedding_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    words = AutoConfig.from_pretrained(small_backbone).vocab_size
+    config = SqueezeBertConfig(vocab_size=words, num_attention_heads=2, max_position_embeddings=40, **sizes)
+    SqueezeBertModel(config).save_pretrained(backbone)
+    texts = small.write_texts(tmp_path / "texts.txt", 48)
+    job = {"backbone": str(backbone), "texts": str(texts), "output_dir": str(tmp_path / "two"), "max_steps": 3}
+    (tmp_path / "jobs.json").write_text(json.dumps([job | {"fields": {"pooling": "mean"}}]), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    two = subprocess.run([*command, SCRIPT, tmp_path / "jobs.json"], capture_output=True, text=True, env=ONE_THREAD)
+    assert two.returncode == 0, two.stderr[-3000:]
+    reports = [json.loads((tmp_path / "two" / f"report-{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]
+    assert [report["step"] for report in reports] == [3, 3]
 
 
 def test_one_process_under_a_launcher_that_meant_several_is_warned(
