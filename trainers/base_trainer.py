@@ -77,6 +77,8 @@ class TermsTrainer(Trainer):
     """
 
     args: RunTrainingArguments
+    #: Names what is trained, for messages.
+    stage: str = "the training"
 
     def __init__(self, *, train_dataset: EpochMixin, callbacks: Sequence[TrainerCallback] = (), **kwargs: Any) -> None:
         self._window: list[Tensor] = []
@@ -239,7 +241,9 @@ class TermsTrainer(Trainer):
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Create the scheduler as Transformers does, and tell one that follows a score which scores are better."""
+        """Create the scheduler as Transformers does, and tell one that follows a score which scores are better. A
+        warm-up that is longer than the training is told."""
+        self._tell_long_warmup(num_training_steps)
         given: Any = self.args.lr_scheduler_kwargs
         if follows_score(self.args):
             mode = "max" if self.args.greater_is_better else "min"
@@ -248,6 +252,16 @@ class TermsTrainer(Trainer):
             return super().create_scheduler(num_training_steps, optimizer)
         finally:
             self.args.lr_scheduler_kwargs = given
+
+    def _tell_long_warmup(self, steps: int) -> None:
+        warmup = self.args.get_warmup_steps(steps)
+        reads = not follows_score(self.args) and self.args.lr_scheduler_type != SchedulerType.CONSTANT
+        if warmup > steps and reads and self.args.process_index == 0:
+            logger.warning(
+                "warmup_steps %d is longer than %s of %d steps: the learning rate ends at about %.2g and never reaches "
+                "%g",
+                *(warmup, self.stage, steps, self.args.learning_rate * (steps - 1) / warmup, self.args.learning_rate),
+            )
 
     def get_train_dataloader(self) -> Any:
         """Return Transformers' loader, whose workers end with this process."""

@@ -235,6 +235,7 @@ class CSETrainer(HubTrainer):
         args.report_to = []
         with objectives_alone(self.model):
             trainer = CSETrainer(self.model, args, self.corpus, self.tokenizer)
+            trainer.stage = "the objectives' warm-up (objective_warmup_steps)"
             trainer.teachers = self.teachers  # their vectors are computed once
             trainer.train(resume_from_checkpoint=resume)
             trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)

@@ -177,3 +177,25 @@ def test_options_for_own_weights_need_some(
     options = {name: 1e-2 if name == "objective_learning_rate" else str(tmp_path)}
     with pytest.raises(ValueError, match=f"{name} must be left out without an objective that has weights of its own"):
         small.make_trainer(**paths | {"method": "simcse", "fields": fields}, output_dir=tmp_path / "run", **options)
+
+
+def test_a_warm_up_that_is_longer_than_the_training_is_told(
+    small: ModuleType, base: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The learning rate never reached its value, and nothing said so."""
+    job = base | {"backbone": Path(base["backbone"]), "texts": Path(base["texts"]), "learning_rate": 2e-3}
+    small.make_trainer(**job, output_dir=tmp_path / "fits", warmup_steps=4).train()
+    constant = {"warmup_steps": 500, "lr_scheduler_type": "constant"}
+    small.make_trainer(**job, output_dir=tmp_path / "unread", **constant).train()
+    assert "warmup_steps" not in caplog.text
+    long = small.make_trainer(**job, output_dir=tmp_path / "long", warmup_steps=5, objective_warmup_steps=3)
+    long.train()
+    told = [record.getMessage() for record in caplog.records if "warmup_steps 5" in record.getMessage()]
+    of_objectives = "warmup_steps 5 is longer than the objectives' warm-up (objective_warmup_steps) of 3 steps: "
+    assert told == [
+        f"{of_objectives}the learning rate ends at about 0.0008 and never reaches 0.002",
+        "warmup_steps 5 is longer than the training of 4 steps: the learning rate ends at about 0.0012 and never "
+        "reaches 0.002",
+    ]
+    rates = [entry["learning_rate"] for entry in long.state.log_history if "learning_rate" in entry]
+    assert max(rates) == pytest.approx(0.0012)
