@@ -1,5 +1,6 @@
 """The model card of a run, written from its results files with the templates of ``model_cards/``."""
 
+import hashlib
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from csekit.trainers.hub.card_scores import SUITES, SuiteTable, dev_table, suite
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"
 #: Marks around the part of a card that shows how to load the model.
 USE, END_USE = "<!-- use -->", "<!-- end use -->"
+_SEAL = "<!-- sha256 of the card above: "
 
 #: Fields of Transformers' that a card leaves out.
 _NO_SETTING = {
@@ -208,13 +210,42 @@ def write_model_card(
 
 
 def write_card(path: Path, text: str) -> None:
-    """Write a card after checking its metadata.
+    """Write a card after checking its metadata. Its last line is a comment with a checksum of the rest.
 
     Raises:
         ValueError: the Hub could not read the metadata.
     """
     ModelCard(text)
-    write_atomically(path, text.encode())
+    write_atomically(path, f"{text}{_seal(text)}".encode())
+
+
+def check_unedited(path: Path) -> None:
+    """Raise FileExistsError for an existing card that is not as :func:`write_card` wrote it."""
+    if not path.exists():
+        return
+    if not _is_sealed(path.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n")):
+        raise FileExistsError(
+            f"{path}: edited since csekit wrote it, or not written by this version: choose another --output, or "
+            "replace it with --overwrite"
+        )
+
+
+def resealed(card: str, changed: str) -> str:
+    """Return a card that csekit changed for a repository with the checksum of the new text. One that was edited by
+    hand before keeps what it has."""
+    if not _is_sealed(card):
+        return changed
+    text = changed[: changed.rfind(_SEAL)]
+    return f"{text}{_seal(text)}"
+
+
+def _is_sealed(card: str) -> bool:
+    start = card.rfind(_SEAL)
+    return start >= 0 and card[start:] == _seal(card[:start])
+
+
+def _seal(text: str) -> str:
+    return f"{_SEAL}{hashlib.sha256(text.encode()).hexdigest()} -->\n"
 
 
 def with_code_section(card: str, path: str) -> str:
@@ -296,7 +327,8 @@ def write_cards(listing: str | Path) -> list[Path]:
     written = []
     for name, text in listed_cards(listing).items():
         path = Path(listing).with_name(f"{name}.md")
-        write_card(path, text)
+        ModelCard(text)
+        write_atomically(path, text.encode())
         written.append(path)
     return written
 

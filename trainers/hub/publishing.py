@@ -26,7 +26,7 @@ from csekit.modeling import METHODS, OBJECTIVES
 from csekit.modeling.custom_code import export_with_code
 from csekit.modeling.drafts import DiskFullError
 from csekit.trainers.base_trainer import TRAINING_FOLDER
-from csekit.trainers.hub.card import END_USE, USE, quoted, with_code_section
+from csekit.trainers.hub.card import END_USE, USE, quoted, resealed, with_code_section
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +242,8 @@ def custom_code_files(run: Path, scratch: Path) -> dict[str, Path]:
         export_with_code(model, scratch, tokenizer)
     except DiskFullError as error:
         raise OSError(f"{error}; set TMPDIR to a folder with more space") from None
-    (scratch / "README.md").write_text(with_code_section(card, run.resolve().name), encoding="utf-8")
+    own = resealed(card, with_code_section(card, run.resolve().name))
+    (scratch / "README.md").write_text(own, encoding="utf-8")
     return _matching(scratch, _OURS)
 
 
@@ -266,7 +267,8 @@ def _push(
     operations: list[Any] = [
         CommitOperationAdd(path, str(file)) for path, file in files.items() if path != "README.md"
     ]
-    card = _of_repository(files["README.md"].read_text(encoding="utf-8"), name, repo_id)
+    card = files["README.md"].read_text(encoding="utf-8")
+    card = resealed(card, _of_repository(card, name, repo_id))
     operations.append(CommitOperationAdd("README.md", card.encode()))
     held = [file.rfilename for file in info.siblings or []]
     operations += [CommitOperationDelete(path) for path in held if _OURS.fullmatch(path) and path not in files]

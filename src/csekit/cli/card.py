@@ -22,15 +22,25 @@ def card(
     license: Annotated[str | None, typer.Option("--license", help="As the Hub names it: apache-2.0.")] = None,
     language: Annotated[list[str] | None, typer.Option("--language", help="Language code, en; repeatable.")] = None,
     dataset: Annotated[list[str] | None, typer.Option("--dataset", help="Hub id of the corpus; repeatable.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a card that was edited by hand.")] = False,
 ) -> None:
     """Write the model card of a run from its results."""
     with one_line_errors():
-        from csekit.trainers.hub.card import CardOptions, render_card, results_of, write_card, write_cards
+        from csekit.trainers.hub.card import (
+            CardOptions,
+            check_unedited,
+            render_card,
+            results_of,
+            write_card,
+            write_cards,
+        )
 
         if source.suffix in (".yaml", ".yml"):
             single = "is for the card of a run:"
             written = f"{single} write it into the entries of {source.name}"
-            refuse_given(ctx, ["output"], f"{single} an entry NAME of {source.name} is the card NAME.md beside it")
+            refuse_given(
+                ctx, ["output", "overwrite"], f"{single} an entry NAME of {source.name} is the card NAME.md beside it"
+            )
             refuse_given(ctx, ["scores", "name", "base_model", "license", "language"], written)
             refuse_given(ctx, ["dataset"], f"{written}, as datasets")
             for path in write_cards(source):
@@ -44,7 +54,8 @@ def card(
             )
         if output is not None and output.suffix != ".md":
             raise ValueError(f"--output must be a card, README.md or NAME.md, got {output}")
-        check_output(output or source / "README.md")
+        target = output or source / "README.md"
+        check_output(target)
         results = results_of(source, scores or [])
         options = CardOptions(
             name=name,
@@ -53,7 +64,8 @@ def card(
             language=tuple(language or ()),
             datasets=tuple(dataset or ()),
         )
-        target = output or source / "README.md"
+        if not overwrite:
+            check_unedited(target)
         default = source.resolve().name if source.is_dir() else str(results.get("name") or source.stem)
         write_card(target, render_card(results, default, options))
         typer.echo(f"written: {target}")

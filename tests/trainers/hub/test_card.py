@@ -15,7 +15,14 @@ from typer.testing import CliRunner
 from csekit.cli import main
 from csekit.evaluation.results import write_results
 from csekit.modeling.pooling import pool
-from csekit.trainers.hub.card import listed_cards, render_card, with_code_section, write_model_card
+from csekit.trainers.hub.card import (
+    check_unedited,
+    listed_cards,
+    render_card,
+    resealed,
+    with_code_section,
+    write_model_card,
+)
 
 CARDS = Path(__file__).parents[3] / "model_cards"
 
@@ -210,6 +217,44 @@ def test_card_command(run: Path, tmp_path: Path) -> None:
         scores.write_text(json.dumps(content | {"run": content["run"] | {"weights": weights}}))
         assert call(run, "--scores", scores).exit_code == status
     assert "must be the results of a training run" in " ".join(call(scores, "-o", tmp_path / "x.md").output.split())
+
+
+def test_a_card_that_was_edited_is_replaced_by_overwrite_alone(run: Path, tmp_path: Path) -> None:
+    """The command replaced a card with its user's own words, and nothing said so."""
+
+    def call(*arguments: str | Path) -> Any:
+        return CliRunner().invoke(main, ["card", *map(str, arguments)])
+
+    readme = run / "README.md"
+    assert call(run).exit_code == 0
+    assert call(run, "--license", "mit").exit_code == 0
+    written = readme.read_bytes()
+    readme.write_bytes(written.replace(b"\n", b"\r\n"))  # a checkout of git on Windows
+    assert call(run, "--license", "mit").exit_code == 0
+    assert readme.read_bytes() == written
+    for mine in (written.replace(b"mit", b"own"), b"# By hand\n", written + b"More.\n"):
+        readme.write_bytes(mine)
+        found = call(run)
+        assert found.exit_code == 2
+        assert f"{readme}: edited since csekit wrote it" in found.output and "--overwrite" in found.output
+        assert readme.read_bytes() == mine
+    (tmp_path / "notes.md").write_text("mine")
+    assert call(run / "results.json", "-o", tmp_path / "notes.md").exit_code == 2
+    assert call(run, "--overwrite", "--license", "mit").exit_code == 0
+    assert readme.read_bytes() == written
+
+
+def test_a_card_that_csekit_changed_for_a_repository_is_not_edited(run: Path) -> None:
+    assert CliRunner().invoke(main, ["card", str(run)]).exit_code == 0
+    readme = run / "README.md"
+    card = readme.read_text(encoding="utf-8")
+    changed = with_code_section(card, "org/model")
+    readme.write_text(changed, encoding="utf-8")
+    with pytest.raises(FileExistsError, match="edited since"):
+        check_unedited(readme)
+    readme.write_text(resealed(card, changed), encoding="utf-8")
+    check_unedited(readme)
+    assert resealed("by hand", changed) == changed
 
 
 def test_mteb_s_sickr_is_named_only_for_scores_on_all_of_its_pairs(run: Path, results: dict[str, Any]) -> None:
