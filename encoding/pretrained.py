@@ -26,7 +26,7 @@ from transformers import (
 
 from csekit.encoding.imports import import_hint
 from csekit.encoding.unfinished import interrupted_run
-from csekit.modeling.backbone import ENCODERS_ALONE, GivesScoresError, run_on_text_alone
+from csekit.modeling.backbone import ENCODERS_ALONE, GivesScoresError, check_row_length, run_on_text_alone
 from csekit.modeling.hub import from_hub
 from csekit.modeling.quiet import quiet_weights
 from csekit.modeling.tokenization import sentence_frame, tokenize
@@ -101,11 +101,13 @@ def load_transformer(source: str | Path, **options: Any) -> nn.Module:
     Raises:
         ValueError: it cannot be loaded; a weight is missing, has another shape, is not a floating-point number, or
             holds NaN or infinite values; the checkpoint has more layers than the config; it needs
-            inputs for a decoder.
+            inputs for a decoder; it reads rows of a single length.
     """
     stored_weights(source)
     options |= {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
-    kind = _ENCODERS_ALONE.get(load_pretrained(AutoConfig, source).model_type, AutoModel)
+    config = load_pretrained(AutoConfig, source)
+    check_row_length(str(source), config)
+    kind = _ENCODERS_ALONE.get(config.model_type, AutoModel)
     try:
         model, info = load_pretrained(kind, source, add_pooling_layer=False, **options)
     except ValueError as error:

@@ -79,6 +79,18 @@ def check_family(name_or_path: str, model_type: str) -> None:
         raise _needs_decoder(name_or_path, model_type)
 
 
+def check_row_length(name_or_path: str, config: PreTrainedConfig) -> None:
+    """Raise ValueError for an encoder whose approximation of attention reads rows of a single length (Nyströmformer
+    with landmarks)."""
+    length, landmarks = (getattr(config, name, None) for name in ("segment_means_seq_len", "num_landmarks"))
+    if length != landmarks:
+        raise ValueError(
+            f"{name_or_path}: a {config.model_type!r} with num_landmarks {landmarks} reads rows of exactly {length} "
+            f"tokens: set num_landmarks to {length}, its segment_means_seq_len, in config.json; its weights then "
+            "compute the attention that the landmarks approximate, for any length"
+        )
+
+
 def check_decoder(name_or_path: str, model: PreTrainedModel) -> None:
     """Raise ValueError for an encoder with a decoder that does not run on a text alone, or gives scores of words."""
     if not getattr(model.config, "is_encoder_decoder", False):

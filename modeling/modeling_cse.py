@@ -21,6 +21,7 @@ from .backbone import (
     build_backbone,
     check_decoder,
     check_family,
+    check_row_length,
     keep_layers,
     load_backbone,
     set_dropout,
@@ -143,6 +144,7 @@ class CSEModel(EncoderWrapper):
                 "in the folder that holds training/"
             )
         check_family(name_or_path, encoder_config.model_type)
+        check_row_length(name_or_path, encoder_config)
         encoder_config.dtype = torch.float32
         set_dropout(encoder_config, dropout)
         whole_config = encoder_config

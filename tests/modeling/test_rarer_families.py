@@ -1,13 +1,16 @@
 """Families beside those of the other tests: what an objective needs of them is there, or is refused by its name when
 the model is built, before a training starts."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from typer.testing import CliRunner
 
+from csekit.cli import main
 from csekit.modeling import CSEModel
 from csekit.modeling.generator import Generator
 
@@ -22,6 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "luke": {**SIZES, "entity_vocab_size": 7, "entity_emb_size": 8},
     "convbert": {**SIZES, "embedding_size": 8, "head_ratio": 1, "conv_kernel_size": 3},
     "megatron-bert": SIZES,
+    "nystromformer": {**SIZES, "num_landmarks": 4, "segment_means_seq_len": 16, "conv_kernel_size": 3},
     "fnet": {**SIZES, "tpu_short_seq_length": 32},
     "ibert": SIZES,
     "funnel": {"vocab_size": 97, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 24, "block_sizes": [1, 1],
@@ -176,6 +180,30 @@ def test_a_large_batch_of_luke_keeps_its_rows(rare: Any, make_batch: Any) -> Non
     batch = make_batch(12, 0, 6)
     torch.testing.assert_close(model(**batch).sentence_embedding, plain(**batch).last_hidden_state[:, 0])
     assert model.train()(**make_batch(8, 1, 6)).loss.isfinite()
+
+
+def test_nystromformer_is_told_the_setting_with_which_it_reads_any_length(
+    rare: Any, batch_of: Any, tmp_path: Path
+) -> None:
+    """Training and encoding stopped in the first batch that was not exactly as long as its segments."""
+    folder = rare("nystromformer")
+    (tmp_path / "texts.txt").write_text("w1 w2 w3\nw4 w5\n")
+    words = ["encode", tmp_path / "texts.txt", "--model", folder, "--pooling", "mean", "-o", tmp_path / "texts.npy"]
+    told = "a 'nystromformer' with num_landmarks 4 reads rows of exactly 16 tokens: set num_landmarks to 16"
+    with pytest.raises(ValueError, match=told):
+        CSEModel.from_backbone(folder, pooling="mean")
+    refused = CliRunner().invoke(main, [str(word) for word in words])
+    assert refused.exit_code == 2 and told in refused.output
+    weights = AutoModel.from_pretrained(folder).state_dict()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_landmarks": 16}))
+    model = CSEModel.from_backbone(folder, pooling="mean").train()
+    assert all(torch.equal(weights[name], value) for name, value in model.backbone.state_dict().items())
+    output = model(**batch_of(model))
+    output.loss.backward()
+    assert output.loss.isfinite()
+    done = CliRunner().invoke(main, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize("init", ["random", "new_layers", "top_layers"])
