@@ -55,8 +55,8 @@ def add_lora(backbone: PreTrainedModel, settings: dict[str, Any]) -> None:
 
     Raises:
         ImportError: peft is not installed.
-        ValueError: a rank above that of the encoder's weights; peft refuses a setting; or it makes adapters that are no
-            matrix added to a weight, so that the export could not hold them.
+        ValueError: a rank above that of the encoder's weights; peft refuses a setting; or it makes adapters that are
+            no matrix added to a weight, so that the export could not hold them.
     """
     peft, own = _peft(), _plain_names(backbone)
     _check_ranks(backbone, settings)

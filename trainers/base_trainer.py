@@ -241,8 +241,8 @@ class TermsTrainer(Trainer):
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Create the scheduler as Transformers does, and tell one that follows a score which scores are better. A
-        warm-up that is longer than the training is told."""
+        """Create the scheduler as Transformers does; one that follows a score learns which scores are better. Tell a
+        warm-up that is longer than the training."""
         self._tell_long_warmup(num_training_steps)
         given: Any = self.args.lr_scheduler_kwargs
         if follows_score(self.args):
@@ -258,8 +258,8 @@ class TermsTrainer(Trainer):
         reads = not follows_score(self.args) and self.args.lr_scheduler_type != SchedulerType.CONSTANT
         if warmup > steps and reads and self.args.process_index == 0:
             logger.warning(
-                "warmup_steps %d is longer than %s of %d steps: the learning rate ends at about %.2g and never reaches "
-                "%g",
+                "warmup_steps %d is longer than %s of %d steps: the learning rate ends at about %.2g and never "
+                "reaches %g",
                 *(warmup, self.stage, steps, self.args.learning_rate * (steps - 1) / warmup, self.args.learning_rate),
             )
 

@@ -5,6 +5,8 @@ LayoutLM), maps of global attention (Longformer) or of entities (LUKE). Their gr
 change. ``DistributedDataParallel`` stops in the second step where a weight that trains has got no gradient.
 """
 
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
 
@@ -14,7 +16,7 @@ from csekit.modeling.backbone import short_text
 
 def freeze_unused(model: PreTrainedModel) -> None:
     """Freeze what a text's hidden states do not depend on, in the encoder and in other encoders of its class."""
-    backbone = model.backbone
+    backbone: Any = model.backbone
     unused = unused_weights(backbone)
     for module in model.modules():
         if type(module) is type(backbone):

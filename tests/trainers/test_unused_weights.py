@@ -19,7 +19,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "squeezebert": ({"embedding_size": 16}, {"pooler"}),
     "layoutlm": ({"max_2d_position_embeddings": 32}, {"pooler"}),
     "longformer": ({"attention_window": [4, 4]}, {"query_global", "key_global", "value_global"}),
-    "luke": ({"entity_vocab_size": 7, "entity_emb_size": 8}, {"entity_embeddings", "w2e_query", "e2w_query", "e2e_query"}),
+    "luke": (
+        {"entity_vocab_size": 7, "entity_emb_size": 8},
+        {"entity_embeddings", "w2e_query", "e2w_query", "e2e_query"},
+    ),
 }  # fmt: skip
 
 
