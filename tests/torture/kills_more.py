@@ -1,5 +1,6 @@
 """Back-translation and pushes that are killed, clocks that jump, and the gradients of two processes."""
 
+import hashlib
 import random
 import runpy
 import shutil
@@ -126,7 +127,13 @@ def test_killed_pushes_publish_nothing_or_all(
 
 
 def content(files: dict[str, bytes], name: str) -> dict[str, bytes]:
-    """The files of a repository, which name it in their card."""
+    """The files of a repository without its name, which the card holds, and without the card's checksum of itself,
+    which must be right. A repository without a card has been created, no more."""
+    files = dict(files)
+    if card := files.get("README.md"):
+        text, mark, seal = card.rpartition(b"<!-- sha256 of the card above: ")
+        assert seal == hashlib.sha256(text).hexdigest().encode() + b" -->\n", f"{name}: {(mark + seal).decode()}"
+        files["README.md"] = text
     return {path: value.replace(name.encode(), b"NAME") for path, value in files.items()}
 
 
