@@ -90,8 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--sizes must ascend, got {' '.join(map(str, args.sizes))}")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    sts = [] if args.tasks == "none" else load_sts(args.data_dir, *([args.tasks.split(",")] if args.tasks else []))
-    collections = {name: load_beir(Path(args.data_dir) / name) for name in args.collections}
+    try:
+        sts = [] if args.tasks == "none" else load_sts(args.data_dir, *([args.tasks.split(",")] if args.tasks else []))
+        collections = {name: load_beir(Path(args.data_dir) / name) for name in args.collections}
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     encoders: dict[str, Any] = {}
     for name, path in named.items():
         encoders[name] = {"scores": score(path, args.sizes, sts, collections, args.device), **origin(path)}

@@ -65,14 +65,20 @@ def run_steps(commands: Mapping[str, str], folder: Path) -> dict[str, Any]:
 
 
 def with_times_of(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the steps of ``found`` with the seconds of an earlier record of the same steps.
+    """Return the steps of ``found`` with the seconds of an earlier record of the same steps."""
+    return {name: {**step, "seconds": earlier[name]["seconds"]} for name, step in found.items()}
+
+
+def must_be_recorded(earlier: Mapping[str, Any], commands: Mapping[str, str]) -> None:
+    """Compare the page's steps with a record's, in whose times they are to stand.
 
     Raises:
-        ValueError: the steps have other names.
+        ValueError: a step has another name, place or commands.
     """
-    if list(earlier) != list(found):
-        raise ValueError(f"--keep_times needs the recorded steps, {list(earlier)}, got {list(found)}")
-    return {name: {**step, "seconds": earlier[name]["seconds"]} for name, step in found.items()}
+    if list(earlier) != list(commands):
+        raise ValueError(f"--keep_times needs the recorded steps, {', '.join(earlier)}, got {', '.join(commands)}")
+    if other := [name for name, text in commands.items() if earlier[name]["commands"] != text]:
+        raise ValueError(f"--keep_times needs the recorded commands, those of {', '.join(other)} are other ones")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,10 +89,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     record: dict[str, Any] = {"schema": 1, "environment": environment(), "load": round(os.getloadavg()[0], 2)}
+    commands = steps(PAGE.read_text(encoding="utf-8"))
     if args.keep_times:
-        record = read_json(args.output)
+        try:
+            record = read_json(args.output)
+            must_be_recorded(record["steps"], commands)
+        except (OSError, ValueError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     with tempfile.TemporaryDirectory() as folder:
-        found = run_steps(steps(PAGE.read_text(encoding="utf-8")), Path(folder))
+        found = run_steps(commands, Path(folder))
     args.output.parent.mkdir(parents=True, exist_ok=True)
     found = with_times_of(record["steps"], found) if args.keep_times else found
     write_json(args.output, record | {"steps": found})

@@ -23,6 +23,9 @@ from experiments.plan import Plan
 from experiments.processes import still_runs
 from experiments.trial import PlanError, Trial
 
+#: What Transformers reads as True.
+TRUE = ("true", "t", "yes", "y", "1")
+
 
 @dataclass(frozen=True)
 class TrialRecords:
@@ -87,7 +90,7 @@ class TrialRecords:
         With ``save_only_model`` there is no such checkpoint: the trial starts anew in an empty folder.
         """
         starts = int((self.state(trial) or {}).get("starts", 0)) + 1
-        resumes = starts > 1 and trial.setting("save_only_model", "False") != "True"
+        resumes = starts > 1 and trial.setting("save_only_model", "False").lower() not in TRUE
         if starts > 1 and not resumes:
             shutil.rmtree(self.folder(trial))
         self._note(trial, {"status": "running", "starts": starts})

@@ -11,7 +11,8 @@ The YAML file has ``starts``, each with the environment variables that its comma
 one seed. It gets a results file of its own: the commands, their wall time and processor time, the largest resident
 memory of a process, and the scores. Runs that have one are left out, so that the same command continues after a kill;
 a file of other commands, scoring or variables is refused. Each run has a folder of its own, in which its commands run:
-paths in the environment must be absolute. A way that the seed does not change has ``seeds: false`` and runs once, and
+paths in the environment must be absolute. SIGTERM, SIGHUP and Ctrl-C reach the running command as SIGTERM and end the
+program with 143. A way that the seed does not change has ``seeds: false`` and runs once, and
 one that needs the encoder of another way, ``$NAME_WAY``, runs after it.
 ``helpers`` are models that a way needs beside its encoder, such as one that writes questions. Each has ``commands``,
 run once for all starts and seeds in a folder of its own, ``$NAME_HELPER``; a way names those it needs as ``helpers``,
@@ -21,6 +22,7 @@ and its record holds their costs beside its own. ``$REPOSITORY`` is the folder o
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -35,7 +37,19 @@ from csekit.encoding.provenance import environment, write_json
 from csekit.encoding.yaml_files import read_yaml
 
 REPOSITORY = Path(__file__).parents[1]
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 KEYS = ("title", "starts", "ways", "score", "metrics")
+
+
+class Stopped(BaseException):
+    """A signal asks this program to end."""
+
+
+def stop(*_: Any) -> None:
+    """End this program, once: further signals have no effect."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    raise Stopped
 
 
 @dataclass(frozen=True)
@@ -134,15 +148,26 @@ def measure(text: str, folder: Path, variables: Mapping[str, str], log: Path) ->
 
     Raises:
         RuntimeError: a command failed; the message ends with the log's last lines.
+        Stopped: a signal came; the commands have got SIGTERM.
     """
     started = time.perf_counter()
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {text}\n")
         file.flush()
         process = subprocess.Popen(
-            ["bash", "-e", "-c", text], cwd=folder, env=dict(variables), stdout=file, stderr=subprocess.STDOUT
+            ["bash", "-e", "-c", text],
+            cwd=folder,
+            env=dict(variables),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-        _, status, usage = os.wait4(process.pid, 0)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except Stopped:
+            os.killpg(process.pid, signal.SIGTERM)  # bash and the command that it runs
+            process.wait()
+            raise
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
@@ -255,6 +280,28 @@ def checksums(value: Any, path: tuple[str, ...] = ()) -> dict[str, str]:
     return found
 
 
+def follow_all(domain: Mapping[str, Any], runs: Sequence[Run], root: Path, results: Path) -> int:
+    """Follow the runs that have no results file; the commands work in folders of ``root``. Return the exit code."""
+    results.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for number, run in enumerate(runs, 1):
+        try:
+            target = results_file(domain, run, results)
+            if target.exists():
+                must_match(target, read_json(target), identity(domain, run))
+                print(f"[{number}/{len(runs)}] {run.name}: left out, {target} is there", flush=True)
+                continue
+            print(f"[{number}/{len(runs)}] {run.name}", flush=True)
+            record = follow(domain, run, root, results)
+        except (RuntimeError, ValueError, OSError) as error:
+            print(f"error: {run.name}: {error}", file=sys.stderr, flush=True)
+            failed += 1
+            continue
+        write_json(target, record)
+        print(" ".join(f"{name} {value:.2f}" for name, value in record["scores"].items()), flush=True)
+    return 1 if failed else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.run_domain", description=__doc__.split("\n\n")[0])
     parser.add_argument("domain", type=Path, help="YAML file of experiments/domains")
@@ -270,25 +317,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    args.results_dir.mkdir(parents=True, exist_ok=True)
-    root = args.folder.resolve()  # the commands run in folders of their own
-    failed = 0
-    for number, run in enumerate(runs, 1):
-        try:
-            target = results_file(domain, run, args.results_dir)
-            if target.exists():
-                must_match(target, read_json(target), identity(domain, run))
-                print(f"[{number}/{len(runs)}] {run.name}: left out, {target} is there", flush=True)
-                continue
-            print(f"[{number}/{len(runs)}] {run.name}", flush=True)
-            record = follow(domain, run, root, args.results_dir)
-        except (RuntimeError, ValueError, OSError) as error:
-            print(f"error: {run.name}: {error}", file=sys.stderr, flush=True)
-            failed += 1
-            continue
-        write_json(target, record)
-        print(" ".join(f"{name} {value:.2f}" for name, value in record["scores"].items()), flush=True)
-    return 1 if failed else 0
+    for number in SIGNALS:
+        signal.signal(number, stop)
+    try:
+        return follow_all(domain, runs, args.folder.resolve(), args.results_dir)
+    except Stopped:
+        print("stopped: the same command goes on", file=sys.stderr)
+        return 128 + signal.SIGTERM
 
 
 if __name__ == "__main__":

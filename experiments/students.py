@@ -73,9 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"encoders must have different names, got {' '.join(args.encoders)}")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    texts = read_sentences(args.texts)
-    sts = [] if args.tasks == "none" else load_sts(args.data_dir, *([args.tasks.split(",")] if args.tasks else []))
-    collections = {name: load_beir(Path(args.data_dir) / name) for name in args.collections}
+    try:
+        texts = read_sentences(args.texts)
+        sts = [] if args.tasks == "none" else load_sts(args.data_dir, *([args.tasks.split(",")] if args.tasks else []))
+        collections = {name: load_beir(Path(args.data_dir) / name) for name in args.collections}
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     encoders: dict[str, Any] = {}
     for name, path in named.items():
         encoders[name] = {**measure(path, texts, sts, collections, args.device), **origin(path)}

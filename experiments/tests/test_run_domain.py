@@ -1,6 +1,10 @@
 """Ways of adapting an encoder, followed command by command, and their table."""
 
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +232,33 @@ def test_the_domains_of_the_repository_can_be_read() -> None:
     assert files
     for path in files:
         run_domain.read_domain(path)
+
+
+def test_a_signal_ends_the_commands_as_well(domain: Path, tmp_path: Path) -> None:
+    """A killed call left its training running, beside which the next call started another in the same folder."""
+    changed = dict(
+        DOMAIN, ways={"slow": {"title": "slow", "commands": "sleep 60 & echo $! > pid\nwait", "encoder": "new"}}
+    )
+    domain.write_text(yaml.safe_dump(changed, sort_keys=False))
+    words = [str(domain), "--folder", str(tmp_path / "runs"), "--results_dir", str(tmp_path / "results")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.run_domain", *words],
+        cwd=run_domain.REPOSITORY,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    note = tmp_path / "runs/small/slow/42/pid"
+    wait_until(lambda: note.is_file() and note.read_text().strip())
+    sleeper = Path("/proc") / note.read_text().strip()
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert errors == "stopped: the same command goes on\n"
+    wait_until(lambda: not sleeper.exists() or "(zombie)" in (sleeper / "status").read_text())
+
+
+def wait_until(happened: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -134,9 +134,10 @@ def test_a_trial_that_was_killed_with_its_driver_is_not_called_running(
     assert "learning_rate=0.0001" in line
 
 
-def test_a_trial_that_saves_no_optimiser_starts_anew(bench: Any) -> None:
+@pytest.mark.parametrize("value", [True, "true", 1])
+def test_a_trial_that_saves_no_optimiser_starts_anew(bench: Any, value: object) -> None:
     """Its checkpoint cannot be continued: the script refused it, on every later call, too."""
-    bench.plan["arguments"] |= {"save_only_model": True}
+    bench.plan["arguments"] |= {"save_only_model": value}
     bench.plan["experiments"].pop("two")
     with bench.held(1):
         process = bench.start()

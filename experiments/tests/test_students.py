@@ -59,6 +59,20 @@ def test_other_sets_have_their_own_scores(
     assert f"{expected:.2f} |" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("module", [students, dimensions])
+def test_a_set_that_does_not_exist_is_one_line(
+    module: Any, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a traceback."""
+    (tmp_path / "texts.txt").write_text("the dog\na cat\n")
+    own = ["--texts", str(tmp_path / "texts.txt")] if module is students else ["--sizes", "8"]
+    words = [f"one={tiny_folder}", *own, "--data_dir", str(tmp_path), "--output", str(tmp_path / "results.json")]
+    with pytest.raises(SystemExit) as ended:
+        module.main([*words, "--tasks", "STS-C"])
+    assert ended.value.code == 2
+    assert "STS-C" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["a=nowhere", "--texts", "t", "--data_dir", "d", "--output", str(tmp_path / "x.json")])

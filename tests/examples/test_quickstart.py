@@ -51,7 +51,7 @@ def test_outputs_are_renewed_with_the_times_of_a_quiet_machine(
 ) -> None:
     page, output = tmp_path / "page.md", tmp_path / "results.json"
     page.write_text("```bash\necho new\n```\n\n<!-- table:quickstart/one -->\n")
-    old = {"seconds": 1.5, "output": ["old"], "commands": "echo old"}
+    old = {"seconds": 1.5, "output": ["old"], "commands": "echo new"}
     output.write_text(json.dumps({"schema": 1, "environment": {"threads": 2}, "load": 0.1, "steps": {"one": old}}))
     monkeypatch.setattr(quickstart, "PAGE", page)
     quickstart.main(["--output", str(output), "--keep_times"])
@@ -61,6 +61,32 @@ def test_outputs_are_renewed_with_the_times_of_a_quiet_machine(
     quickstart.main(["--output", str(output)])
     renewed = json.loads(output.read_text())
     assert renewed["environment"] != {"threads": 2}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "told"),
+    [
+        ({"one": {"commands": "echo old"}}, "the recorded commands, those of one are other ones"),
+        ({"two": {"commands": "echo new"}}, "the recorded steps, two, got one"),
+        (None, "No such file"),
+    ],
+)
+def test_times_of_other_commands_are_not_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    earlier: dict[str, Any] | None,
+    told: str,
+) -> None:
+    """Steps of the same names with other commands got the earlier times."""
+    page, output = tmp_path / "page.md", tmp_path / "results.json"
+    page.write_text("```bash\necho new\n```\n\n<!-- table:quickstart/one -->\n")
+    if earlier is not None:
+        output.write_text(json.dumps({"schema": 1, "steps": earlier}))
+    monkeypatch.setattr(quickstart, "PAGE", page)
+    assert quickstart.main(["--output", str(output), "--keep_times"]) == 2
+    found = capsys.readouterr()
+    assert told in found.err and not found.out
 
 
 def test_the_notebook_is_a_notebook_without_outputs() -> None:
