@@ -129,9 +129,8 @@ class TrialRecords:
 
     def _identity(self, trial: Trial) -> dict[str, Any]:
         arguments: dict[str, Any] = {"command": list(trial.command), **trial.arguments}
-        config = Path(str(trial.arguments.get("config", "")))
-        if config.is_file():
-            arguments["config_sha256"] = hashlib.sha256(config.read_bytes()).hexdigest()
+        if trial.preset is not None:
+            arguments["config_sha256"] = hashlib.sha256(trial.preset.read_bytes()).hexdigest()
         if trial.needs:  # the same words over another earlier run are another run
             arguments["needs"] = {label: self._identity(self.plan.trial(label))["hash"] for label in trial.needs}
         arguments = self._public(trial, arguments)

@@ -13,6 +13,8 @@ import yaml  # type: ignore[import-untyped]
 #: ``name: value`` of a command line; a list becomes several words, ``None`` leaves the argument out.
 Arguments = dict[str, Any]
 
+PRESETS = Path(__file__).parents[1] / "examples" / "configs"
+
 _FOLDER = re.compile(r"\{folder:([^{}]*)\}")
 
 
@@ -68,11 +70,17 @@ class Trial:
         words = [word for value in values for word in ([value] if isinstance(value, str) else value)]
         return list(dict.fromkeys(label for word in words for label in _FOLDER.findall(word)))
 
+    @property
+    def preset(self) -> Path | None:
+        """The file of the argument ``config``, a path or the name of one of csekit's presets; None without one."""
+        name = str(self.arguments.get("config", ""))
+        return next((path for path in (Path(name), PRESETS / f"{name}.yaml") if path.is_file()), None)
+
     def setting(self, name: str, default: str) -> str:
         """The value of a single argument: from the command line, else from the preset ``config``, else the default."""
         if name in self.arguments:
             return str(self.arguments[name])
-        return str(_preset(Path(str(self.arguments.get("config", "")))).get(name, default))
+        return str(default if self.preset is None else _preset(self.preset).get(name, default))
 
     def argv(self, output_dir: Path, resume: bool) -> list[str]:
         """The words after ``python``; ``output_dir`` is the plan's working folder."""
@@ -105,4 +113,4 @@ def _lines(path: Path) -> int:
 
 @cache
 def _preset(path: Path) -> Mapping[str, Any]:
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})

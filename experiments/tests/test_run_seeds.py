@@ -13,6 +13,7 @@ import pytest
 
 from csekit.evaluation import compare
 from csekit.evaluation.results import read_similarities
+from experiments import trial
 from experiments.clock import Clock
 from experiments.plan import Plan, parse_options
 from experiments.processes import wait_for_left_behind
@@ -294,11 +295,17 @@ def test_a_folder_in_which_a_trial_is_just_being_noted_is_no_foreign_one(bench: 
     assert bench.run() == 0
 
 
-def test_a_changed_config_file_counts_as_changed_arguments(bench: Any) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_a_changed_config_file_counts_as_changed_arguments(
+    bench: Any, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of csekit's presets, given by its name, did not count."""
     config = bench.folder / "preset.yaml"
-    config.write_text("method: simcse\n")
-    bench.plan["arguments"]["config"] = str(config)
+    config.write_text("method: simcse\nper_device_train_batch_size: 7\n")
+    monkeypatch.setattr(trial, "PRESETS", bench.folder)
+    bench.plan["arguments"]["config"] = "preset" if named else str(config)
     assert bench.run() == 0
+    assert trial.Trial("one", "x", "final", {"config": bench.plan["arguments"]["config"]}, ()).batch == 7
     config.write_text("method: informin\n")
     assert bench.run() == 2
 
