@@ -35,14 +35,16 @@ def domain_table(results_dir: Path, name: str) -> tuple[str, list[str], list[lis
     for start in domain["starts"]:
         rows = {way: [f for f in files if (f["start"], f["way"]) == (start, way)] for way in domain["ways"]}
         base = next((runs for way, runs in rows.items() if runs and not domain["ways"][way]["commands"].strip()), [])
-        for runs in filter(None, rows.values()):
+        for way, runs in rows.items():
+            if not runs:
+                continue
             _must_be_alike(runs)
             changed = runs != base and bool(base)
             less = [run["scores"][metrics[0]] - base[0]["scores"][metrics[0]] for run in runs] if changed else []
             body.append(
                 [
-                    runs[0]["start_title"],
-                    runs[0]["way_title"],
+                    domain["starts"][start]["title"],
+                    domain["ways"][way]["title"],
                     *(_spread([run["scores"][metric] for run in runs]) for metric in metrics),
                     _spread(less, "+.2f") if less else "–",
                     _minutes(runs),

@@ -62,6 +62,9 @@ def test_every_way_is_followed_scored_and_kept(domain: Path, monkeypatch: pytest
     monkeypatch.setattr(domains, "DOMAINS", domain.parent)
     rows = render("domains/letters", domain.parent / "results").splitlines()
     assert rows[-3].startswith("| a small one | as it is | 10.50 | – | – | 1 |")
+    changed = {**DOMAIN, "ways": {**DOMAIN["ways"], "none": {**DOMAIN["ways"]["none"], "title": "untouched"}}}
+    domain.write_text(yaml.safe_dump(changed, sort_keys=False))
+    assert "| a small one | untouched | 10.50 |" in render("domains/letters", domain.parent / "results")
     assert rows[-2].startswith("| a small one | trained | 31.50 ± 0.71 | +21.00 ± 0.71 |")
     with pytest.raises(TableError, match="holds no results"):
         render("domains/letters", domain.parent)
