@@ -111,10 +111,14 @@ def main(argv: list[str]) -> int:
         clock = measured_clock(records)
         table, minutes = matrix(records, clock)
         print(table, flush=True)
-        if plan.max_minutes is not None and minutes > plan.max_minutes:
-            raise PlanError(f"{minutes:.0f} minutes exceed max_minutes {plan.max_minutes:g}; nothing started")
         if args.dry_run:
             print(commands(records, clock), flush=True)
+        if plan.max_minutes is not None and minutes > plan.max_minutes:
+            raise PlanError(
+                f"{minutes:.0f} minutes exceed max_minutes {plan.max_minutes:g}; nothing started: --max_minutes sets "
+                "another limit"
+            )
+        if args.dry_run:
             return 0
         with locked(args.output_dir):
             return run(args, records, clock)

@@ -69,6 +69,24 @@ def test_every_run_of_a_papers_plan_has_an_estimated_cost(
     assert not [trial.label for trial in own_trials(plan) if not clock.seconds(trial)]
 
 
+def test_the_calls_of_the_page_are_within_their_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each run_seeds call of docs/reproduce.md, on the million sentences that the page names, as a dry run."""
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "wiki.txt").write_text("a sentence\n" * 1_000_000)
+    names = {"BACKBONE": "bert-base-uncased", "WIKI": str(tmp_path / "wiki.txt"), "CSEKIT_DATA": "data"}
+    for name, value in {**names, "IMDB": "imdb.parquet"}.items():
+        monkeypatch.setenv(name, value)
+    page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if "experiments.run_seeds" in line]
+    assert len(lines) >= 5
+    for line in lines:
+        plan, *words = shlex.split(line, comments=True)[3:]
+        assert main([plan, "--dry_run", "--results_dir", str(tmp_path), *words]) == 0, capsys.readouterr().err
+
+
 def typed(value: Any, kind: type) -> Any:
     return value == "True" if kind is bool else kind(value)
 

@@ -348,7 +348,10 @@ def test_dry_run_prints_the_matrix_and_starts_nothing(bench: Any, capsys: pytest
 def test_a_plan_over_its_minutes_is_refused(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     bench.plan |= {"seconds_per_step": 30, "max_minutes": 5}
     assert bench.run() == 2 and not bench.calls()
-    assert "exceed max_minutes 5" in capsys.readouterr().err
+    assert "exceed max_minutes 5; nothing started: --max_minutes sets" in capsys.readouterr().err
+    assert bench.run("--dry_run") == 2 and not bench.calls()
+    shown = capsys.readouterr()
+    assert "--seed 42" in shown.out and "exceed max_minutes 5" in shown.err  # the commands are printed all the same
     assert bench.run("--max_minutes", "60") == 0
 
 

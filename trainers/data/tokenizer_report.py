@@ -1,13 +1,14 @@
 """Measure how well a tokenizer fits texts: unknown tokens, truncation, lost accents."""
 
 import re
+import sys
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from csekit.modeling.tokenization import tokenize, training_length
+from csekit.modeling.tokenization import TokenizedTexts, tokenize, training_length
 
 #: A tokenizer with a larger share of unknown tokens is probably the wrong one.
 UNKNOWN_LIMIT = 0.05
@@ -29,7 +30,8 @@ class TokenizerReport:
         unknown_share: share of unknown tokens.
         truncated_share: share of texts that are longer than the limit.
         mean_tokens: mean tokens per text after truncation, special tokens and template included.
-        characters_per_token: mean over texts that were not truncated, without special tokens and template.
+        characters_per_token: mean over texts that were not truncated, or over whole texts where all were; without
+            special tokens and template.
         accents_dropped: share of texts that lose an accent (ä becomes a, й becomes и).
         warning: the problems that were found, or None.
     """
@@ -69,16 +71,14 @@ def tokenizer_report(
     """
     length = training_length(tokenizer, max_seq_length, prompt_template)
     tokens = tokenize(tokenizer, list(texts), length, prompt_template)
-    unknown = total = whole_tokens = whole_characters = 0
-    rows = zip(texts, tokens.input_ids, tokens.first, tokens.last, tokens.truncated, strict=True)
-    for text, ids, first, last, cut in rows:
+    unknown = total = 0
+    for ids, first, last in zip(tokens.input_ids, tokens.first, tokens.last, strict=True):
         total += last - first
         unknown += ids[first:last].count(tokenizer.unk_token_id)
-        if not cut:
-            whole_tokens += last - first
-            whole_characters += len(text) - text.count(" ")
     share = unknown / max(total, 1)
-    characters = whole_characters / max(whole_tokens, 1)
+    characters = _characters_per_token(texts, tokens)
+    if not characters:  # all texts were truncated
+        characters = _characters_per_token(texts, tokenize(tokenizer, list(texts), sys.maxsize, prompt_template))
     dropped = accents_dropped(texts, tokenizer)
     warnings = []
     if share > UNKNOWN_LIMIT or total == 0:
@@ -99,6 +99,13 @@ def tokenizer_report(
     mean = sum(map(len, tokens.input_ids)) / len(texts)
     truncated = sum(tokens.truncated) / len(texts)
     return TokenizerReport(len(texts), share, truncated, mean, characters, dropped, "; ".join(warnings) or None)
+
+
+def _characters_per_token(texts: Sequence[str], tokens: TokenizedTexts) -> float:
+    """Return the mean over texts that were not truncated, blanks left out; 0 if there is none."""
+    whole = [i for i, cut in enumerate(tokens.truncated) if not cut]
+    characters = sum(len(texts[i]) - texts[i].count(" ") for i in whole)
+    return characters / max(sum(tokens.last[i] - tokens.first[i] for i in whole), 1)
 
 
 def accents_dropped(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> float:

@@ -86,10 +86,10 @@ def published_files(run: str | Path, training: bool = True) -> dict[str, Path]:
 
 
 def _tell_of_folders(config: Path) -> None:
-    """Warn of networks that a training checkpoint names by a local folder."""
+    """Warn of networks that a training checkpoint names by a local folder: an absolute path, or a model's folder."""
     for objective in read_json(config, "of the training checkpoint").get("objectives") or []:
         for field, value in objective.items():
-            if isinstance(value, str) and os.path.isabs(value):
+            if isinstance(value, str) and (os.path.isabs(value) or Path(value, "config.json").is_file()):
                 logger.warning(
                     "%s names the folder %r as %s, which others do not have: train with a model from the Hub if they "
                     "shall continue the training",

@@ -73,6 +73,19 @@ def test_check_prints_what_is_there(tmp_path: Path) -> None:
     assert "d ##i ##e b ##r ##u" in result.output  # how the text looks to the encoder
 
 
+def test_check_measures_tokens_where_all_texts_are_truncated(tmp_path: Path) -> None:
+    """A tokenizer of another language makes so many tokens that no text fits."""
+    wordpiece([]).save_pretrained(tmp_path / "model")
+    corpus = tmp_path / "de.txt"
+    corpus.write_text("".join(f"ein haus am see und noch ein haus am see nur {end}\n" for end in "abc"))
+    result = CliRunner().invoke(main, ["check", str(corpus), "--model", str(tmp_path / "model")])
+    assert result.exit_code == 0, result.output
+    shown = dict(line.rsplit(maxsplit=1) for line in result.stdout.splitlines() if line.strip())
+    assert shown["texts over 32 tokens (--max_seq_length)"] == "100.0%"
+    assert shown["characters a token"] == "1.00"
+    assert "words fall apart into single letters" in result.output
+
+
 @pytest.mark.parametrize(
     "argv, message",
     [

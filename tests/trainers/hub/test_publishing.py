@@ -17,7 +17,9 @@ from huggingface_hub import ModelCard
 from huggingface_hub.errors import OfflineModeIsEnabled
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
+from typer.testing import CliRunner
 
+from csekit.cli import main
 from csekit.encoding import encode, load_encoder
 from csekit.modeling import METHODS
 from csekit.modeling.custom_code import export_with_code
@@ -311,12 +313,19 @@ def test_errors_that_are_no_answer_of_the_hub(error: Exception, told: str) -> No
         raise error
 
 
-def test_a_generator_that_only_this_machine_has_is_told(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_generator_that_only_this_machine_has_is_told(
+    run: Path, relative: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    generator = run.name if relative else str(run)
     config = json.loads((run / "training" / "config.json").read_text())
-    config["objectives"].append({"name": "rtd", "generator": str(run)})
+    config["objectives"] += [{"name": "rtd", "generator": generator}, {"name": "edited", "generator": "someone/mlm"}]
     (run / "training" / "config.json").write_text(json.dumps(config))
-    assert "training/config.json" in published_files(run)
-    assert f"names the folder {str(run)!r} as generator" in caplog.text
+    assert CliRunner().invoke(main, ["push", run.name, "me/x"]).exit_code == 2  # there is no Hub
+    assert f"names the folder {generator!r} as generator" in caplog.text
+    assert "someone/mlm" not in caplog.text
 
 
 def test_tokens_are_taken_out_of_texts() -> None:
