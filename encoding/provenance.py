@@ -56,15 +56,24 @@ def _version(package: str) -> str | None:
 
 
 def _cpu() -> dict[str, Any]:
-    """Return the vector instructions that torch's kernels use, and whether the processor has matrix units (AMX), in
-    which bfloat16 is faster; None where this torch does not tell."""
+    """Return the vector instructions that torch's kernels use, whether the processor has matrix units (AMX), in which
+    bfloat16 is faster (None where this torch does not tell), and on Linux who made it (``AuthenticAMD``)."""
     import torch
 
     has_tiles = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return {
         "capability": torch.backends.cpu.get_cpu_capability(),
         "amx": None if has_tiles is None else bool(has_tiles()),
+        "vendor": _vendor(),
     }
+
+
+def _vendor() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), None)
 
 
 def environment() -> dict[str, Any]:

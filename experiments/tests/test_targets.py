@@ -25,6 +25,14 @@ def _run(path: Path, memory_ratio: float, **run: object) -> None:
     write_results(path, {"format": 1, "environment": AVX2, "rows": rows, "run": run})
 
 
+@pytest.mark.parametrize(("vendor", "kind"), [("AuthenticAMD", "AVX-512 of AMD"), ("GenuineIntel", "AVX-512")])
+def test_amds_processors_with_avx_512_are_a_kind_of_their_own(tmp_path: Path, vendor: str, kind: str) -> None:
+    """Their bfloat16 products are twice as fast as float32's, Intel's without matrix units are not."""
+    cpu = {"amx": False, "capability": "AVX512", "vendor": vendor}
+    _peers(tmp_path / "peers/mini-wiki-cpu.json", 2.5, {"cpu": cpu})
+    assert targets_table(tmp_path)[2][0][2] == f"**2.50\N{NO-BREAK SPACE}×** ({kind})"
+
+
 def test_a_target_is_met_as_it_is_shown(tmp_path: Path) -> None:
     _peers(tmp_path / "peers/mini-wiki-cpu.json", 1.996, AMX)
     _peers(tmp_path / "peers/mini-wiki-cpu-avx2.json", 1.99, AVX2)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from csekit.modeling import CSEModel, SimCSEModel
 from csekit.modeling.backbone import layer_list
+from csekit.modeling.fast_half import products_speedup
 from csekit.modeling.fast_packing import run_encoder
 
 #: Families whose layers are shared, or which a norm follows, keep autocast's states.
@@ -116,3 +117,10 @@ def test_less_is_kept(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_norms_of_16_bit_states_compute_in_float32() -> None:
     norm, states = nn.LayerNorm(64), torch.randn(5, 64).bfloat16()
     torch.testing.assert_close(norm(states), norm(states.float()).bfloat16())
+
+
+def test_measuring_products_draws_no_random_numbers() -> None:
+    """It comes before a training whose seed counts, and takes some milliseconds."""
+    before = torch.get_rng_state()
+    assert 0 < products_speedup(size=64, turns=2) < float("inf")
+    assert torch.equal(torch.get_rng_state(), before)
