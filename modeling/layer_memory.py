@@ -2,9 +2,12 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
+
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def check_layers(field: str, count: int, build: Callable[[], nn.Module]) -> None:
@@ -29,8 +32,19 @@ def check_layers(field: str, count: int, build: Callable[[], nn.Module]) -> None
 
 
 def installed_memory() -> int:
-    """Return the bytes of this machine's memory; more than any machine has, where the system does not tell."""
+    """Return the bytes of this machine's memory, or of a smaller limit of the process's control group (a container's);
+    more than any machine has, where the system does not tell."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
-        return 2**63
+        installed = 2**63
+    limit = group_bytes("memory.max")
+    return installed if limit is None else min(installed, limit)
+
+
+def group_bytes(name: str) -> int | None:
+    """Return a number of the process's control group, such as ``memory.max``; None where it has no such limit."""
+    try:
+        return int((CONTROL_GROUP / name).read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return None

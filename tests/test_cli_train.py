@@ -230,11 +230,12 @@ def test_a_kept_projector_that_nothing_trains_is_refused(
 
 
 def test_pretrain(data: Path, tmp_path: Path) -> None:
-    words = [*START, "--objective", "mlm", "--block_length", "16", "--output_dir", tmp_path / "run"]
-    done = run("pretrain", *words, "--train_file", "texts.txt")
+    folder = tmp_path / "my run"
+    done = run("pretrain", *START, *"--objective mlm --block_length 16 --train_file texts.txt --output_dir".split(), folder)
     assert done.exit_code == 0, done.output
-    assert results(tmp_path / "run")["method"] == "pretraining"
-    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "run").config.hidden_size == 32
+    assert results(folder)["method"] == "pretraining"
+    assert AutoModelForMaskedLM.from_pretrained(folder).config.hidden_size == 32
+    assert done.stdout.endswith(f": csekit train --model_name_or_path '{folder}'\n")  # the blank was not quoted
 
 
 def test_without_encoder_and_text_it_is_the_demo(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,6 +291,16 @@ def test_sizes_that_no_memory_holds_are_refused_before_it_is_taken(
     assert done.exit_code == 2
     assert re.search(f"error: {told}\n$", done.stderr), done.stderr
     assert not list(folder.glob("training/*"))
+
+
+def test_the_memory_of_a_container_counts(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that the machine holds and its container does not were made until the system ended the process."""
+    (tmp_path / "memory.max").write_text("300000\n")  # a layer of 32 takes 51 kB
+    monkeypatch.setattr("csekit.modeling.layer_memory.CONTROL_GROUP", tmp_path)
+    words = ["--icm_weight", "1", "--icm_decoder_layers", "64", "--output_dir", tmp_path / "run"]
+    done = run("train", *START, *SCORED, "--train_file", "texts.txt", *words)
+    assert done.exit_code == 2
+    assert re.search(r"icm_decoder_layers must be at most \d, whose weights .* memory, 0.0 GB, got 64\n$", done.stderr)
 
 
 def test_a_preset_is_known_by_its_name(data: Path, tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """Refuse a training that cannot fit into memory, before it starts."""
 
-from pathlib import Path
-
 import psutil
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from csekit.modeling import CSEModel
+from csekit.modeling.layer_memory import CONTROL_GROUP, group_bytes
 from csekit.trainers.arguments import CSETrainingArguments
 from csekit.trainers.data.corpora import Corpus
 
@@ -86,21 +85,14 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available + psutil.swap_memory().free)
-    limit, used = (_read_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
+    limit, used = (group_bytes(name) for name in ("memory.max", "memory.current"))
     return free if limit is None or used is None else min(free, max(limit - used, 0) + _reclaimable())
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no such limit, or "max"
-        return None
 
 
 def _reclaimable() -> int:
     """Return the bytes of file caches that the control group counts as used."""
     try:
-        lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
+        lines = (CONTROL_GROUP / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
     return sum(int(line.split()[1]) for line in lines if line.split()[0] in ("inactive_file", "active_file"))

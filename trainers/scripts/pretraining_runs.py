@@ -1,6 +1,7 @@
 """The parts of the pre-training script: arguments, texts, model, results file."""
 
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -348,8 +349,8 @@ def own_settings(config: Any) -> dict[str, Any]:
 def next_command(config: Any, folder: Path) -> str:
     """Return the command that starts from the checkpoint, for a terminal."""
     if isinstance(config, RTDPretrainingConfig):
-        return f"csekit train --method diffcse --objectives_from {folder}"
-    return f"csekit train --model_name_or_path {folder}"
+        return f"csekit train --method diffcse --objectives_from {shlex.quote(str(folder))}"
+    return f"csekit train --model_name_or_path {shlex.quote(str(folder))}"
 
 
 def heldout_table(before: dict[str, float], after: dict[str, float]) -> str:
