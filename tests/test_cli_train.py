@@ -231,9 +231,8 @@ def test_a_kept_projector_that_nothing_trains_is_refused(
 
 def test_pretrain(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "my run"
-    done = run(
-        "pretrain", *START, *"--objective mlm --block_length 16 --train_file texts.txt --output_dir".split(), folder
-    )
+    words = [*START, "--objective", "mlm", "--block_length", "16", "--output_dir", folder]
+    done = run("pretrain", *words, "--train_file", "texts.txt")
     assert done.exit_code == 0, done.output
     assert results(folder)["method"] == "pretraining"
     assert AutoModelForMaskedLM.from_pretrained(folder).config.hidden_size == 32

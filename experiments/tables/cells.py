@@ -19,8 +19,9 @@ def number(value: float | str | None, sign: bool = False) -> str:
 
 
 def processor(environment: Mapping[str, Any]) -> str:
-    """Return the kind of processor, nothing where the file is from before it was recorded. AMD's with AVX-512 are a kind
-    of their own: their bfloat16 products are twice as fast as float32's."""
+    """Return the kind of processor, nothing where the file is from before it was recorded.
+
+    AMD's with AVX-512 are a kind of their own: their bfloat16 products are twice as fast as float32's."""
     cpu = environment.get("cpu")
     if not cpu:
         return ""
