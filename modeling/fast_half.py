@@ -67,7 +67,7 @@ def tell_no_tiles(setting: str) -> None:
     """Warn, once a process and setting, on a processor whose bfloat16 products are hardly faster than float32's.
 
     AVX-512 with bfloat16 instructions and no matrix units is such a processor, or has products twice as fast (AMD's),
-    so there the speed is measured, in some milliseconds."""
+    so there the speed is measured, in about a tenth of a second."""
     if torch.backends.cpu.get_cpu_capability() == "AVX512" and not has_tiles() and products_speedup() < 1.5:
         logger.warning(
             "%s: this processor (AVX512) has no matrix units for bfloat16 (AMX), and conversions cost time, so "

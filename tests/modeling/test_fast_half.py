@@ -120,7 +120,7 @@ def test_norms_of_16_bit_states_compute_in_float32() -> None:
 
 
 def test_measuring_products_draws_no_random_numbers() -> None:
-    """It comes before a training whose seed counts, and takes some milliseconds."""
+    """It comes before a training whose seed counts."""
     before = torch.get_rng_state()
     assert 0 < products_speedup(size=64, turns=2) < float("inf")
     assert torch.equal(torch.get_rng_state(), before)
