@@ -55,6 +55,6 @@ def test_later_evaluations_fall_as_far_as_the_page_says() -> None:
             firsts.append(max(scores) - scores[0])
             falls.append(max(scores) - min(scores[1:]))
     assert len(firsts) == 9
-    page = " ".join((ROOT / "docs" / "ablations.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "mini-wiki.md").read_text(encoding="utf-8").split())
     assert f"is within {max(firsts):.1f} of the run's best" in page
     assert f"fall to between {min(falls):.1f} and {max(falls):.1f} below the best" in page
