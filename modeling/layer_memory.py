@@ -1,4 +1,4 @@
-"""Refuse a number of layers whose weights alone fill the machine's memory, before they are made."""
+"""Refuse a number of layers, rows or dimensions whose numbers alone fill the machine's memory, before they are made."""
 
 import os
 from collections.abc import Callable
@@ -23,10 +23,27 @@ def check_layers(field: str, count: int, build: Callable[[], nn.Module]) -> None
     """
     with torch.device("meta"):
         size = sum(weight.numel() * weight.element_size() for weight in build().parameters())
+    check_count(field, count, size, "weights")
+
+
+def check_vectors(field: str, count: int, size: int, what: str = "vectors") -> None:
+    """Check that this machine's memory holds so many vectors of ``size`` float32 numbers.
+
+    Arguments:
+        field: name of the setting, for the message.
+        what: what is kept, for the message.
+
+    Raises:
+        ValueError: it does not; the message names the largest number that it holds.
+    """
+    check_count(field, count, size * torch.float32.itemsize, what)
+
+
+def check_count(field: str, count: int, size: int, what: str) -> None:
     memory = installed_memory()
     if count * size > memory:
         raise ValueError(
-            f"{field} must be at most {memory // size:,}, whose weights alone fill this machine's memory, "
+            f"{field} must be at most {memory // size:,}, whose {what} alone fill this machine's memory, "
             f"{memory / 1e9:,.1f} GB, got {count}"
         )
 

@@ -16,6 +16,7 @@ from .backbone import build_backbone
 from .distributed import gather_rows
 from .fast_counts import first_rows
 from .fast_weights import own_weights
+from .layer_memory import check_vectors
 from .lora import plain_weights
 from .objectives import ContrastModifier, Encode, Negatives, Views
 from .settings import ObjectiveConfig, check_number
@@ -119,6 +120,7 @@ class MomentumQueue(ContrastModifier):
 
     def __init__(self, config: MomentumQueueConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
+        check_vectors("queue_size", config.size, encoder_config.hidden_size)
         self.encoder = build_backbone(deepcopy(encoder_config))
         self.register_buffer("keys_MH", torch.zeros(config.size, encoder_config.hidden_size))
         self.register_buffer("texts_M", torch.zeros(config.size, dtype=torch.int64))

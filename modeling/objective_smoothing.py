@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedConfig
 
 from .distributed import gather_rows, own_columns
+from .layer_memory import check_vectors
 from .losses import cosine_logits, info_nce
 from .objectives import Encode, Objective, Views
 from .settings import ObjectiveConfig, Unread, check_number
@@ -136,6 +137,7 @@ class InstanceSmoothing(Objective):
 
     def __init__(self, config: InstanceSmoothingConfig, encoder_config: PreTrainedConfig) -> None:
         super().__init__(config, encoder_config)
+        check_vectors("smoothing_size", config.size, encoder_config.hidden_size)
         self.register_buffer("memory_MH", torch.zeros(config.size, encoder_config.hidden_size))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))

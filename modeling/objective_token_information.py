@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 
 from .distributed import gather_rows, own_columns, token_mean
 from .fast_counts import first_rows
+from .layer_memory import check_vectors
 from .objectives import Encode, Objective, Views
 from .pooling import mean_over_tokens
 from .settings import ObjectiveConfig, check_choice, check_number
@@ -116,4 +117,5 @@ class TokenInformation(Objective):
                 f"token_information_sentence 'h', got {config.channels} times {len(widths)}"
             )
         self.reads_vectors = config.sentence == "h"
+        check_vectors("token_information_channels", config.channels, H * sum(widths), "weights")
         self.convolutions = nn.ModuleList(nn.Conv1d(H, config.channels, k, padding=k // 2) for k in widths)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .distributed import sum_over_processes, world_size
+from .layer_memory import check_vectors
 
 PROJECTORS = ("tanh", "batchnorm", "linear", "none")
 
@@ -50,7 +51,7 @@ def build_projector(kind: str, hidden_size: int, size: int | None = None) -> nn.
     - ``none``: the identity
 
     Raises:
-        ValueError: an unknown kind.
+        ValueError: an unknown kind; a ``size`` whose weights alone fill this machine's memory.
     """
     if kind == "tanh":
         return nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.Tanh())
@@ -63,6 +64,7 @@ def build_projector(kind: str, hidden_size: int, size: int | None = None) -> nn.
             CrossRankBatchNorm1d(hidden_size, affine=False),
         )
     if kind == "linear":
+        check_vectors("projector_size", size or hidden_size, hidden_size, "weights")
         return nn.Linear(hidden_size, size or hidden_size)
     if kind == "none":
         return nn.Identity()

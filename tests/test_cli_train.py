@@ -272,19 +272,24 @@ def test_a_mistake_is_one_line(data: Path, tmp_path: Path, command: str, words: 
         (["--tsdae_weight", "1", "--tsdae_decoder", "small", "--tsdae_decoder_layers"], "tsdae_decoder_layers"),
         (["--aux_mlm_weight", "1", "--aux_mlm_head_init", "random", "--aux_mlm_head_layers"], "aux_mlm_head_layers"),
         (["pretrain", "--objective", "condenser", "--block_length", "16", "--head_layers"], "head_layers"),
+        (["--projector", "linear", "--projector_size"], "projector_size"),
+        (["--queue_weight", "1", "--queue_size"], "queue_size"),
+        (["--smoothing_weight", "1", "--smoothing_size"], "smoothing_size"),
+        (["--token_information_weight", "1", "--token_information_channels"], "token_information_channels"),
     ],
 )
 def test_sizes_that_no_memory_holds_are_refused_before_it_is_taken(
     data: Path, tmp_path: Path, words: list[str], told: str
 ) -> None:
-    """The adapters or layers were made until the system ended the process."""
+    """The adapters or layers were made until the system ended the process, and other sizes were said to be the
+    encoder's fault."""
     command, words = ("pretrain", words[1:]) if words[0] == "pretrain" else ("train", words)
     if words[0] == "--lora":
         pytest.importorskip("peft", reason="needs the extra 'lora'")
     else:
         words, told = (
-            [*words, "1000000000"],
-            rf"{told} must be at most [\d,]+, whose weights alone fill .* got 1000000000",
+            [*words, "100000000000"],
+            rf"{told} must be at most [\d,]+, whose (weights|vectors) alone fill .* got 100000000000",
         )
     scored = SCORED if command == "train" else []
     folder = tmp_path / "run"
