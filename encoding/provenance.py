@@ -23,6 +23,8 @@ import numpy as np
 
 import csekit
 
+RESULTS = "experiments/results"
+
 _OLD = 3600.0  # seconds
 _FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
 
@@ -36,15 +38,16 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _commit() -> dict[str, Any]:
-    """Return commit and dirty flag of the checkout that csekit runs from.
+    """Return the commit of the checkout that csekit runs from, and whether files beside the results differ from it.
 
+    A series of runs writes results into ``experiments/results`` as it goes; they change nothing that the next computes.
     A copy without its ``.git`` has the commit that ``CSEKIT_COMMIT`` names; an installed csekit has None.
     """
     source = Path(csekit.__file__).resolve()
     top = _git(source.parent, "rev-parse", "--show-toplevel")
     if top is None or Path(top, "src", "csekit", "__init__.py").resolve() != source:
         return {"commit": os.environ.get("CSEKIT_COMMIT") or None, "dirty": None}
-    status = _git(Path(top), "status", "--porcelain")
+    status = _git(Path(top), "status", "--porcelain", "--", ".", f":(exclude){RESULTS}")
     return {"commit": _git(Path(top), "rev-parse", "HEAD"), "dirty": bool(status) if status is not None else None}
 
 

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,19 @@ def test_a_copy_without_git_has_the_commit_that_the_environment_names(monkeypatc
     assert environment()["commit"] is None
     monkeypatch.setenv("CSEKIT_COMMIT", "0123abc")
     assert environment() | {"commit": "0123abc", "dirty": None} == environment()
+
+
+def test_results_of_a_series_do_not_make_a_checkout_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run of a series was told to come from changed code, because the first had written its results."""
+    source = tmp_path / "src/csekit/__init__.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("")
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    monkeypatch.setattr(provenance.csekit, "__file__", str(source))
+    results = tmp_path / "experiments/results/field"
+    results.mkdir(parents=True)
+    (results / "seed=42.json").write_text("{}")
+    assert environment()["dirty"] is False
+    (tmp_path / "experiments/plan.yaml").write_text("seeds: [42]")
+    assert environment()["dirty"] is True
