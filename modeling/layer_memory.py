@@ -1,4 +1,4 @@
-"""Refuse a number of layers, rows or dimensions whose numbers alone fill the machine's memory, before they are made."""
+"""Refuse a number of layers, vectors or dimensions that alone fill the machine's memory, before they are made."""
 
 import os
 from collections.abc import Callable
