@@ -148,6 +148,9 @@ class CSETrainer(HubTrainer):
             load_objectives(model, Path(args.objectives_from))
         sample = [row[0] for row in corpus.sample(args.label_free_samples)] if args.label_free_samples else []
         self._sample = sample
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # else training would do so, with a warning
+            if getattr(tokenizer, name) is not None:
+                setattr(model.config, name, getattr(tokenizer, name))
         super().__init__(
             model=model,
             args=args,

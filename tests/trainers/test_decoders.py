@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback, trainer_utils
 from typer.testing import CliRunner
 
 from csekit.cli import main
@@ -36,7 +36,12 @@ class StopAt(TrainerCallback):
         control.should_training_stop = state.global_step >= 2
 
 
-def test_the_command_trains_adapters_of_a_decoder(small: Any, decoder: Path, tmp_path: Path) -> None:
+def test_the_command_trains_adapters_of_a_decoder(
+    small: Any, decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning of the trainer said that "the tokenizer has new PAD/BOS/EOS tokens"; csekit itself sets the padding."""
+    warnings: list[str] = []
+    monkeypatch.setattr(trainer_utils.logger, "warning", lambda text, *_, **__: warnings.append(text))
     texts = small.write_texts(tmp_path / "texts.txt", 30)
     output = tmp_path / "run"
     words = [
@@ -55,6 +60,7 @@ def test_the_command_trains_adapters_of_a_decoder(small: Any, decoder: Path, tmp
     words += ["--disable_tqdm", "True", "--use_cpu", "True", "--label_free_samples", 0]
     found = CliRunner().invoke(main, [str(word) for word in words])
     assert found.exit_code == 0, found.output
+    assert not warnings
     config = json.loads((output / "config.json").read_text())
     assert config["is_causal"] is False
     assert (output / "training" / "adapter" / "adapter_model.safetensors").is_file()
