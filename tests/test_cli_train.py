@@ -332,6 +332,20 @@ def test_gradient_checkpointing_works_without_a_warning(data: Path, tmp_path: Pa
     assert results(tmp_path / "run")["arguments"]["gradient_checkpointing"] is True
 
 
+@pytest.mark.parametrize("scored", [[], SCORED])
+def test_a_run_is_scored_where_it_is_saved(data: Path, tmp_path: Path, scored: list[str]) -> None:
+    """``--save_steps`` alone was refused with "--load_best_model_at_end requires the saving steps to be a round multiple
+    of the evaluation steps", with a dev set and without one."""
+    words = [*START, *scored, "--train_file", "texts.txt", "--output_dir", tmp_path / "run", "--max_steps", "4"]
+    done = run("train", *words, "--save_steps", "2")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "run/training/checkpoint-2").is_dir()
+    found = results(tmp_path / "run")
+    assert found["arguments"]["save_steps"] == 2
+    if scored:
+        assert [row["step"] for row in found["dev"]["history"]] == [2, 4]
+
+
 def test_a_longer_run_is_told_the_interval_to_give(data: Path, tmp_path: Path) -> None:
     """The default of ``--eval_steps`` follows the length. The message asked for old values that nobody had given."""
     words = ["train", "--model_name_or_path", "tiny-bert", "--use_cpu", "--train_file", "texts.txt", *SCORED]

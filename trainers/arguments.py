@@ -240,7 +240,8 @@ class CSETrainingArguments(RunTrainingArguments):
     - ``learning_rate`` 3e-5, ``per_device_train_batch_size`` 64, ``num_train_epochs`` 1 are SimCSE's BERT-base
       setting. Its linear decay, no warm-up, no weight decay, clipping at 1.0 and seed 42 are Transformers' defaults.
     - The dev set is scored every 125 steps and the best checkpoint is restored at the end, as in the papers. A run of
-      fewer than 1,000 steps is scored eight times, unless you set ``eval_steps`` or ``save_steps``.
+      fewer than 1,000 steps is scored eight times, unless you set ``eval_steps`` or ``save_steps``. With
+      ``save_steps`` alone it is scored every 125 steps if that is a multiple of 125, else as often as it is saved.
     - ``do_predict`` is on: the test sets are scored once, at the end. Turn it off in a search over settings.
 
     Two arguments of Transformers work differently:
@@ -329,7 +330,10 @@ class CSETrainingArguments(RunTrainingArguments):
 
     eval_steps: float | None = field(
         default=None,
-        metadata={"help": "Steps between evaluations; default: 125, or an eighth of a run of fewer than 1,000 steps."},
+        metadata={
+            "help": "Steps between evaluations; default: 125, or an eighth of a run of fewer than 1,000 steps, or "
+            "save_steps if that is given and no multiple of 125."
+        },
     )
     bf16_full_eval: bool | None = field(  # type: ignore[assignment]
         default=None,
@@ -377,7 +381,9 @@ class CSETrainingArguments(RunTrainingArguments):
         if self.bf16_full_eval is None:
             self.bf16_full_eval = bool(self.bf16)
         self.spread_evaluations = self.eval_steps is None and self.save_steps is None
-        self.eval_steps = EVAL_STEPS if self.eval_steps is None else self.eval_steps
+        if self.eval_steps is None:  # checkpoints are the best only where they were scored
+            saved = self.save_steps if isinstance(self.save_steps, (int, float)) else 0
+            self.eval_steps = saved if saved > 0 and saved % EVAL_STEPS else EVAL_STEPS
         self.select_last = (
             self.metric_for_best_model is None
         )  # the trainer may choose a metric once it has the dev set
