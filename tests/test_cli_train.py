@@ -334,8 +334,8 @@ def test_gradient_checkpointing_works_without_a_warning(data: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("scored", [[], SCORED])
 def test_a_run_is_scored_where_it_is_saved(data: Path, tmp_path: Path, scored: list[str]) -> None:
-    """``--save_steps`` alone was refused with "--load_best_model_at_end requires the saving steps to be a round multiple
-    of the evaluation steps", with a dev set and without one."""
+    """``--save_steps`` alone was refused, with a dev set and without one: "--load_best_model_at_end requires the
+    saving steps to be a round multiple of the evaluation steps"."""
     words = [*START, *scored, "--train_file", "texts.txt", "--output_dir", tmp_path / "run", "--max_steps", "4"]
     done = run("train", *words, "--save_steps", "2")
     assert done.exit_code == 0, done.output

@@ -39,7 +39,7 @@ class StopAt(TrainerCallback):
 def test_the_command_trains_adapters_of_a_decoder(
     small: Any, decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A warning of the trainer said that "the tokenizer has new PAD/BOS/EOS tokens"; csekit itself sets the padding."""
+    """A warning of the trainer said "the tokenizer has new PAD/BOS/EOS tokens"; csekit itself sets the padding."""
     warnings: list[str] = []
     monkeypatch.setattr(trainer_utils.logger, "warning", lambda text, *_, **__: warnings.append(text))
     texts = small.write_texts(tmp_path / "texts.txt", 30)
