@@ -18,6 +18,11 @@ def number(value: float | str | None, sign: bool = False) -> str:
     return "–" if value is None else f"{value:{'+' if sign else ''}.2f}"
 
 
+def compact(value: float | None) -> str:
+    """Format a number by its first two digits."""
+    return "–" if value is None else f"{value:.2g}"
+
+
 def processor(environment: Mapping[str, Any]) -> str:
     """Return the kind of processor, nothing where the file is from before it was recorded.
 

@@ -7,6 +7,8 @@ They read the files that the scripts of ``benchmarks/`` write.
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.tables.cells import compact
+
 _MISSING = "–"
 
 
@@ -424,9 +426,9 @@ def term_gradients_table(results: Mapping[str, Any]) -> tuple[str, list[str], li
     for row in results["rows"]:
         for term, found in row["terms"].items():
             own = term == "contrastive"
-            cells = [row["title"], f"{row['step']:,}", term, _compact(row["weights"].get(term))]
+            cells = [row["title"], f"{row['step']:,}", term, compact(row["weights"].get(term))]
             for norm, share in (("norm", "share"), ("mean_norm", "mean_share"), ("adam_norm", "adam_share")):
-                cells += [_compact(found[norm]), _MISSING if own else _compact(found[share])]
+                cells += [compact(found[norm]), _MISSING if own else compact(found[share])]
             cosine = _MISSING if own or found["mean_cosine"] is None else f"{found['mean_cosine']:.2f}"
             dev = f"{row['dev']:.2f}" if own and row["dev"] is not None else ""
             body.append([*cells, cosine, dev])
@@ -450,10 +452,6 @@ def _milliseconds(seconds: float) -> str:
 def _seconds(value: float, run: Mapping[str, Any]) -> str:
     """Return seconds with more digits on a GPU, where they are few."""
     return f"{value:.{3 if run['device'] == 'cuda' else 1}f}"
-
-
-def _compact(value: float | None) -> str:
-    return _MISSING if value is None else f"{value:.2g}"
 
 
 def _ratio(row: Mapping[str, Any], base: Mapping[str, Any], name: str) -> str:

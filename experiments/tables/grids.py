@@ -87,7 +87,7 @@ def gaps_table(folder: Path, summary: Mapping[str, Any]) -> tuple[str, list[str]
         base = bases if isinstance(bases, str) else bases[0]
         plain = {point.rate: point.dev for point in _usual(folder / base, experiments[base]) if not point.weights}
         for point in _usual(folder / name, experiments[name]):
-            gap, accuracy = _late(point.log, GAPS), _late(point.log, ACCURACIES)
+            gap, accuracy = late(point.log, GAPS), late(point.log, ACCURACIES)
             if gap is None or not point.weights or point.rate not in plain:
                 continue
             weight = ", ".join(f"{value:g}" for value in point.weights.values())
@@ -139,7 +139,8 @@ def _usual(folder: Path, entry: Mapping[str, Any]) -> list[Point]:
     return [point for point in points if point.dropout == usual]
 
 
-def _late(log: Sequence[Mapping[str, Any]], names: Sequence[str]) -> float | None:
+def late(log: Sequence[Mapping[str, Any]], names: Sequence[str]) -> float | None:
+    """Return the mean of the last three entries of a log that have one of these values; None where none has."""
     found = [row[name] for row in log for name in names if row.get(name) is not None][-3:]
     return sum(found) / len(found) if found else None
 

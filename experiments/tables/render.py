@@ -95,6 +95,7 @@ from experiments.tables.retrieval import retrieval_table, speed_table
 from experiments.tables.safety import safety_table, torture_table
 from experiments.tables.scores import evaluation_table
 from experiments.tables.selection import dev_precision_table, half_states_table, selection_table
+from experiments.tables.shares import shares_table
 from experiments.tables.students import dimensions_table, students_table
 from experiments.tables.targets import targets_table
 from experiments.tables.uses import uses_table
@@ -142,6 +143,7 @@ _FOLDERS: Mapping[str, Callable[[Path], tuple[str, list[str], list[list[str]]]]]
     "backbone/starts": starts_table,
     "backbone-gpu/starts": partial(starts_table, plan="backbone-gpu"),
     "dev-precision": dev_precision_table,
+    "equal-terms-minilm/shares": shares_table,
     "half-states": half_states_table,
     "targets": targets_table,
     "evaluation/retrieval": retrieval_table,
