@@ -44,8 +44,8 @@ def shares_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
         f"term's gradient in the encoder's weights relative to the contrast's, median over {run['repetitions']} "
         f"shuffled batches of {run['batch_size']} sentences, fp32; after Adam: of the mean gradient as Adam scales "
         "it; cosine: between the mean gradients of term and contrast. Step 0 is before training. Gap: the loss "
-        "of the term's network with another sentence's vector less that with its own at the end of the long runs, nats a token. "
-        "Margin: of Avg of the seven STS test sets in the long runs, Spearman × 100."
+        "of the term's network with another sentence's vector less that with its own at the end of the long runs, "
+        "nats a token. Margin: of Avg of the seven STS test sets in the long runs, Spearman × 100."
     )
     return caption, ["", "term", "weight", "step", "share", "after Adam", "cosine", "gap", "margin"], body
 
