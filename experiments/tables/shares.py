@@ -8,7 +8,7 @@ from csekit.evaluation.results import read_results
 from experiments.records import load
 from experiments.tables.cells import compact, spread
 from experiments.tables.frontdoor import summary_of
-from experiments.tables.grids import GAPS, late
+from experiments.tables.grids import late
 
 _PLAN, _GRADIENTS = "equal-terms-minilm", "gradients/minilm-wiki.json"
 
@@ -32,9 +32,9 @@ def shares_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
         if name not in experiments or not margins.get(name):
             raise ValueError(f"plan {_PLAN} must have a margin of {name!r}")
         base, margin = next(iter(margins[name].items()))
-        gap = _gap(results_dir / _PLAN / name, experiments[name])
         for term, found in row["terms"].items():
             if term != "contrastive":
+                gap = _gap(results_dir / _PLAN / name, experiments[name], term)
                 shares = [compact(found["share"]), compact(found["adam_share"]), compact(found["mean_cosine"])]
                 head = [experiments[name]["title"], term, f"{row['weights'][term]:g}", f"{row['step']:,}", *shares]
                 body.append([*head, "" if gap is None else f"{gap:.2f}", _over(margin, experiments[base]["title"])])
@@ -56,10 +56,10 @@ def _row_name(row: Mapping[str, Any]) -> str:
     return f"simcse-{added[0]}" if row["title"] == "simcse" and added else str(row["title"])
 
 
-def _gap(folder: Path, entry: Mapping[str, Any]) -> float | None:
-    """Return the mean of the last gaps of a row's long runs."""
+def _gap(folder: Path, entry: Mapping[str, Any], term: str) -> float | None:
+    """Return the mean of a term's last gaps in a row's long runs; None for a term without a network."""
     records = [load(folder / f"seed={seed}.json") or {} for seed in entry.get("finished_seeds", [])]
-    found = [gap for record in records if (gap := late(record.get("log") or [], GAPS)) is not None]
+    found = [gap for record in records if (gap := late(record.get("log") or [], [f"metrics/{term}_gap"])) is not None]
     return sum(found) / len(found) if found else None
 
 
