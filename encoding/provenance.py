@@ -40,7 +40,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def _commit() -> dict[str, Any]:
     """Return the commit of the checkout that csekit runs from, and whether files beside the results differ from it.
 
-    A series of runs writes results into ``experiments/results`` as it goes, which the next runs do not read.
+    A series of runs writes results into ``experiments/results`` as it goes, which are no code.
     A copy without its ``.git`` has the commit that ``CSEKIT_COMMIT`` names; an installed csekit has None.
     """
     source = Path(csekit.__file__).resolve()
