@@ -186,6 +186,7 @@ def test_bf16_on_a_processor_without_its_products_is_told_and_trains_in_float32(
     assert json.loads(Path("run/training/settings.json").read_text())["settings"]["bf16"] is False
 
 
+@pytest.mark.skipif(not computes_bf16("cpu"), reason="this processor has no bfloat16 products")
 @pytest.mark.parametrize(("tiles", "speedup"), [(False, 1.1), (False, 1.9), (True, 1.1)])
 def test_bf16_that_is_hardly_faster_than_float32_is_told(
     tiles: bool,
