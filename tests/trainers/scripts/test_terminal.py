@@ -198,7 +198,6 @@ def test_bf16_that_is_hardly_faster_than_float32_is_told(
 ) -> None:
     """Without matrix units a step in bf16 took 1.4 to 1.6 times as long as in float32 on one processor, and 0.6 times
     as long on another with the same instructions, whose users were told to try float32."""
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     monkeypatch.setattr("csekit.modeling.fast_half.products_speedup", lambda: speedup)
