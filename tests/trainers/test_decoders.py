@@ -26,7 +26,8 @@ def decoder(small: Any, tmp_path: Path) -> Path:
     AutoModel.from_config(AutoConfig.for_model("qwen3", **sizes, **more, **ids)).save_pretrained(tmp_path / "decoder")
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
+    special = {"unk_token": "<unk>", "bos_token": "</s>", "eos_token": "</s>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.save_pretrained(tmp_path / "decoder")
     return tmp_path / "decoder"
 
