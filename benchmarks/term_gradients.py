@@ -7,7 +7,8 @@
 The logged value of a term does not show this: a weighted term can be as large as the contrast and move nothing.
 ``--start`` takes a method, an encoder and further arguments of ``examples/run_unsup.py``, and builds the model that
 this training starts from. ``--checkpoints`` takes what a training has saved. All models see the same shuffled batches,
-with dropout, in fp32, and their weights stay fixed. Three numbers describe a term:
+with dropout, in fp32, and their weights stay fixed. ``--objectives_from`` in a start takes the objectives' weights of
+an earlier warm-up, and the row says of how many steps. Three numbers describe a term:
 
 - the median of its gradient's norm over the batches;
 - the norm of its mean gradient over the batches: what is left when the noise of single batches cancels;
@@ -15,6 +16,8 @@ with dropout, in fp32, and their weights stay fixed. Three numbers describe a te
   the second moment in the checkpoint's optimiser, or zero for a start, and is updated on every measured batch
   with the sum of the terms' squared gradients. The square of their sum would be near zero wherever two terms happen to
   cancel, and a few weights of rare words would then outweigh all others.
+
+A row also holds the means of the model's diagnostics, such as ``rtd_gap``, over the batches.
 
 Two checks come from the log of a checkpoint's training: ``grad_norm`` beside the measured norm of the whole gradient,
 and the dev score. A start takes them from a checkpoint of the same method and weights. `python -m experiments.tables`
@@ -36,6 +39,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from train_step import MAX_GRAD_NORM, SEED, draw_batches, parse_setting
 from transformers import AutoConfig, AutoTokenizer, set_seed
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils import logging
 
 from csekit.encoding.provenance import environment
@@ -43,6 +47,7 @@ from csekit.evaluation.results import read_results, write_results
 from csekit.modeling import METHODS, CSEConfig, CSEModel
 from csekit.trainers import CSETrainer, CSETrainingArguments, load_corpus, parse_run_arguments
 from csekit.trainers.data.corpora import Corpus
+from csekit.trainers.objective_warmup import OBJECTIVES_FOLDER, RECORD, load_objectives
 
 LOGGED_STEPS = 50  # last steps of a checkpoint's log that are compared with the measurement
 FIRST_STEPS = 5  # first steps of a log that are compared with a start
@@ -91,18 +96,19 @@ class TermSums:
 
 def term_gradients(
     model: CSEModel, parameters: Sequence[nn.Parameter], batch: Batch
-) -> tuple[dict[str, float], dict[str, Tensor]]:
+) -> tuple[dict[str, float], dict[str, Tensor], dict[str, float]]:
     """Values and gradients of the weighted terms.
 
     Returns:
-        the terms' values; their gradients in all of ``parameters``, (P,) each.
+        the terms' values; their gradients in all of ``parameters``, (P,) each; the model's diagnostics.
     """
-    _, terms, _ = model.terms(**batch)
+    _, terms, metrics = model.terms(**batch)
     gradients = {}
     for name, term in terms.items():
         found = torch.autograd.grad(term, list(parameters), retain_graph=True, materialize_grads=True)
         gradients[name] = torch.cat([each.flatten() for each in found])
-    return {name: term.item() for name, term in terms.items()}, gradients
+    values, diagnostics = ({name: each.item() for name, each in found.items()} for found in (terms, metrics))
+    return values, gradients, diagnostics
 
 
 def measure(
@@ -124,6 +130,7 @@ def measure(
         the mean clipped gradient as Adam scales it, ``adam_…``; ``mean_error`` and ``adam_error``, the norm that the
         noise of the batches adds to such a mean (the root of the summed squared standard errors). None where there is
         no contrast or a norm is zero. ``grad_norm``: of the whole gradient in the clip group, over the batches.
+        ``metrics``: the means of the model's diagnostics over the batches.
     """
     encoder = encoder_parameters(model)
     known = {id(parameter) for parameter in encoder}
@@ -131,8 +138,10 @@ def measure(
     size = sum(parameter.numel() for parameter in encoder)
     sums: dict[str, TermSums] = {}
     norms: list[float] = []
+    diagnostics: list[dict[str, float]] = []
     for batch in batches:
-        values, gradients = term_gradients(model, parameters, batch)
+        values, gradients, found = term_gradients(model, parameters, batch)
+        diagnostics.append(found)
         whole = torch.stack(list(gradients.values())).sum(0)
         norms.append(norm(whole))
         clip = min(1.0, max_grad_norm / (norms[-1] + 1e-6))
@@ -167,7 +176,8 @@ def measure(
             row[f"{kind}_error"] = (variance / (count - 1)) ** 0.5 if count > 1 else None
         terms[name] = row
     clipped = sum(each > max_grad_norm for each in norms) / count
-    return {"terms": terms, "grad_norm": {**spread(norms), "clipped": clipped}}
+    metrics = {name: statistics.fmean(each[name] for each in diagnostics) for name in diagnostics[0]}
+    return {"terms": terms, "grad_norm": {**spread(norms), "clipped": clipped}, "metrics": metrics}
 
 
 def norm(vector: Tensor) -> float:
@@ -230,10 +240,12 @@ def start(words: str, corpus: Corpus, args: CSETrainingArguments) -> Subject:
         set_seed(own.seed)
         model = METHODS[method].from_backbone(encoder, tokenizer=tokenizer, dropout=run.dropout, **fields)
         trainer = CSETrainer(model, args, corpus, tokenizer)
+        if own.objectives_from is not None:
+            load_objectives(model, Path(own.objectives_from))
         zero = torch.cat([torch.zeros_like(each).flatten() for each in encoder_parameters(model)])
         return trainer, SecondMoment(zero, beta2=own.adam_beta2, epsilon=own.adam_epsilon)
 
-    settings = {"encoder": Path(encoder).name, "seed": own.seed, "dropout": run.dropout, **fields}
+    settings = {"encoder": Path(encoder).name, "seed": own.seed, "dropout": run.dropout, **fields, **warmed(own)}
     return Subject(METHODS[method].config_class(**fields), 0, settings, [], load)
 
 
@@ -267,7 +279,24 @@ def checkpoint(folder: Path, corpus: Corpus, args: CSETrainingArguments) -> Subj
     rates = [entry["learning_rate"] for entry in state["log_history"] if "learning_rate" in entry]
     settings = {"max_steps": state["max_steps"], "batch_size": state["train_batch_size"]}
     settings |= {"peak_learning_rate": max(rates, default=None)}
+    # csekit itself wrote this file; it holds no tensors, which alone torch reads without trust
+    settings |= warmed(torch.load(folder / TRAINING_ARGS_NAME, weights_only=False))
     return Subject(config, state["global_step"], settings, state["log_history"], load)
+
+
+def warmed(args: CSETrainingArguments) -> dict[str, int]:
+    """``objective_warmup_steps`` of a training, its own or those of ``objectives_from``; nothing without a warm-up.
+
+    Raises:
+        ValueError: ``objectives_from`` has no record of its training.
+    """
+    if args.objectives_from is None:
+        return {"objective_warmup_steps": args.objective_warmup_steps} if args.objective_warmup_steps else {}
+    folder = Path(args.objectives_from)
+    found = [path for path in (folder / RECORD, folder / OBJECTIVES_FOLDER / RECORD) if path.is_file()]
+    if not found:
+        raise ValueError(f"objectives_from must be a folder with {RECORD}, or a run's folder, got {folder}")
+    return {"objective_warmup_steps": int(json.loads(found[0].read_text(encoding="utf-8"))["steps"])}
 
 
 def logged(history: Sequence[dict[str, Any]], first: int, last: int) -> dict[str, Any] | None:

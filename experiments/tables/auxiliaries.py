@@ -1,4 +1,5 @@
-"""The table of the plan ``auxiliary-networks``: whether an auxiliary network that trained alone needs the vector."""
+"""The tables of the plan ``auxiliary-networks``: whether an auxiliary network that trained alone needs the vector, and
+how much of its term then arrives in the encoder."""
 
 import json
 import math
@@ -7,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from csekit.evaluation.results import read_results
+from experiments.tables.cells import compact
+
 PLAN = "auxiliary-networks"
+#: What `benchmarks/term_gradients.py` measured of starts with ``objectives_from``, and of trainings from them.
+GRADIENTS = "gradients/minilm-wiki-warm-up.json"
+#: Methods of such models: whose network, and the name of its term.
+NETWORKS = {"diffcse": ("DiffCSE's discriminator", "rtd"), "infocse": ("InfoCSE's head", "aux_mlm")}
 #: The last steps of the warm-up over which a value is averaged.
 STEPS = 100
 #: The trials of the plan, in the order of the table: whose network, and what is changed.
@@ -52,6 +60,39 @@ def auxiliaries_table(results_dir: Path) -> tuple[str, list[str], list[list[str]
         f"another sentence's vector less that with its own, nats, mean of {STEPS} steps ± its standard error."
     )
     return caption, head, body
+
+
+def warmup_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
+    """Return caption, head and rows: one row for each network, warm-up and step of the training after it.
+
+    Raises:
+        OSError: the file is missing.
+    """
+    measured = read_results(results_dir / GRADIENTS)
+    rows = sorted(measured["rows"], key=lambda row: (row["title"], row["step"], _warmup(row)))
+    body = []
+    for row in rows:
+        network, name = NETWORKS[row["title"]]
+        found, metrics = row["terms"][name], {f"metrics/{key}": value for key, value in row["metrics"].items()}
+        cells = [network, f"{row['weights'][name]:g}", f"{_warmup(row)}", f"{row['step']}", _right(name, [metrics])]
+        cells += [f"{metrics[f'metrics/{name}_gap']:.4f}"]
+        body.append([*cells, *(compact(found[key]) for key in ("share", "adam_share", "mean_cosine"))])
+    run = measured["run"]
+    caption = (
+        "Gap and gradient against the warm-up of the objectives, backbone minilm-wiki, stand-in Wikipedia corpus, "
+        "seed 42. Warm-up: steps of 64 sentences at 2e-4 in which the network alone trains; then: steps of the "
+        f"training after it, at 1e-4. All numbers are of {run['repetitions']} shuffled batches of "
+        f"{run['batch_size']} sentences, fp32. Right: share of the tokens that are found, the replaced and the kept "
+        "ones, or of the masked tokens that are predicted; gap: the loss with another sentence's vector less that "
+        "with its own, nats a token; share: norm of the weighted term's gradient in the encoder's weights relative to "
+        "the contrast's, median; after Adam: of the mean gradient as Adam scales it; cosine: between the mean "
+        "gradients of term and contrast."
+    )
+    return caption, ["network", "weight", "warm-up", "then", "right", "gap", "share", "after Adam", "cosine"], body
+
+
+def _warmup(row: Mapping[str, Any]) -> int:
+    return int(row["settings"].get("objective_warmup_steps", 0))
 
 
 def _right(name: str, log: Sequence[Mapping[str, Any]]) -> str:

@@ -61,7 +61,7 @@ from typing import Any
 from csekit.evaluation.results import read_results
 from csekit.evaluation.sts_data import STS_TASKS
 from experiments.tables.audit import gradients_before_and_after
-from experiments.tables.auxiliaries import auxiliaries_table
+from experiments.tables.auxiliaries import auxiliaries_table, warmup_table
 from experiments.tables.backbone import starts_table
 from experiments.tables.cells import number, spread
 from experiments.tables.costs import (
@@ -140,6 +140,7 @@ _BENCHMARKS = {
 _FOLDERS: Mapping[str, Callable[[Path], tuple[str, list[str], list[list[str]]]]] = {
     "audit/gradients": gradients_before_and_after,
     "auxiliary-networks/alone": auxiliaries_table,
+    "auxiliary-networks/warm-up": warmup_table,
     "backbone/starts": starts_table,
     "backbone-gpu/starts": partial(starts_table, plan="backbone-gpu"),
     "dev-precision": dev_precision_table,

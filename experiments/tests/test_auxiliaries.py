@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments.tables.render import TableError, update
+from experiments.tables.render import TableError, render, update
 
 PAGE = "<!-- table:auxiliary-networks/alone -->\n\n<!-- end table -->"
 
@@ -31,3 +32,33 @@ def test_loss_and_gap_are_means_of_the_last_steps(tmp_path: Path) -> None:
 def test_without_records_there_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="no network has been trained alone"):
         update(PAGE, tmp_path)
+
+
+def gradients(title: str, step: int, warmup: int | None, gap: float, share: float) -> dict[str, Any]:
+    name = {"diffcse": "rtd", "infocse": "aux_mlm"}[title]
+    found = {"rtd_accuracy_replaced": 0.25, "rtd_accuracy_kept": 0.75} if name == "rtd" else {"aux_mlm_accuracy": 0.3}
+    terms = {"contrastive": {}, name: {"share": share, "adam_share": 2 * share, "mean_cosine": -0.5}}
+    settings = {} if warmup is None else {"objective_warmup_steps": warmup}
+    metrics = {**found, f"{name}_gap": gap, "alignment": 0.1}
+    weights = {"contrastive": 1.0, name: 0.005}
+    return {"title": title, "step": step, "settings": settings, "metrics": metrics, "terms": terms, "weights": weights}
+
+
+def test_gap_and_share_stand_against_the_warm_up(tmp_path: Path) -> None:
+    rows = [
+        gradients("infocse", 0, 100, 0.5, 0.25),
+        gradients("diffcse", 60, 30, 0.001, 0.008),
+        gradients("diffcse", 0, 100, 0.0004, 0.002),
+        gradients("diffcse", 0, None, 0.0, 0.0005),
+    ]
+    path = tmp_path / "gradients" / "minilm-wiki-warm-up.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"format": 1, "run": {"repetitions": 12, "batch_size": 64}, "rows": rows}))
+    _, _, head, _, *found = render("auxiliary-networks/warm-up", tmp_path).splitlines()
+    assert head == "| network | weight | warm-up | then | right | gap | share | after Adam | cosine |"
+    assert found == [
+        "| DiffCSE's discriminator | 0.005 | 0 | 0 | 25 %, 75 % | 0.0000 | 0.0005 | 0.001 | -0.5 |",
+        "| DiffCSE's discriminator | 0.005 | 100 | 0 | 25 %, 75 % | 0.0004 | 0.002 | 0.004 | -0.5 |",
+        "| DiffCSE's discriminator | 0.005 | 30 | 60 | 25 %, 75 % | 0.0010 | 0.008 | 0.016 | -0.5 |",
+        "| InfoCSE's head | 0.005 | 100 | 0 | 30 % | 0.5000 | 0.25 | 0.5 | -0.5 |",
+    ]

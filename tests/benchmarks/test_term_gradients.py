@@ -229,6 +229,31 @@ def test_the_script(module: ModuleType, masked_lm: Path, trained: Path, tmp_path
     assert "| informin | 4 | reconstruction | 0.4 |" in table
 
 
+def test_a_start_takes_the_weights_of_an_earlier_warm_up(module: ModuleType, masked_lm: Path, tmp_path: Path) -> None:
+    """``--objectives_from`` was read and left out: the row was that of new objectives."""
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(TEXTS) + "\n")
+    common = {"per_device_train_batch_size": 3, "max_seq_length": 16, "label_free_samples": 0, "report_to": "none"}
+    warm = CSETrainingArguments(str(tmp_path / "run"), max_steps=1, save_steps=1, objective_warmup_steps=3, **common)
+    tokenizer, corpus = AutoTokenizer.from_pretrained(masked_lm), load_corpus(texts)
+    CSETrainer(DiffCSEModel.from_backbone(masked_lm), warm, corpus, tokenizer).train()
+    argv = ["--train_file", str(texts), "--batch_size", "3", "--max_seq_length", "16", "--repetitions", "2"]
+    argv += ["--threads", "1", "--device", "cpu", "--output", str(tmp_path / "gradients.json")]
+    starts = [f"diffcse {masked_lm}", f"diffcse {masked_lm} --objectives_from {tmp_path / 'run'}"]
+    checkpoint = tmp_path / "run" / "training" / "checkpoint-1"
+    module.main([*argv, "--start", *starts, "--checkpoints", str(checkpoint)])
+    new, warmed, later = read_results(tmp_path / "gradients.json")["rows"]
+    assert "objective_warmup_steps" not in new["settings"]
+    assert warmed["settings"]["objective_warmup_steps"] == 3
+    assert later["settings"]["objective_warmup_steps"] == 3
+    assert warmed["terms"]["rtd"]["value"] != new["terms"]["rtd"]["value"]
+    assert warmed["terms"]["contrastive"]["norm"] == pytest.approx(new["terms"]["contrastive"]["norm"], rel=1e-4)
+    assert {"rtd_gap", "rtd_accuracy_kept"} < set(warmed["metrics"])
+    (tmp_path / "run" / "objectives" / "objectives.json").unlink()
+    with pytest.raises(SystemExit, match=r"objectives_from must be a folder with objectives.json, or a run's folder"):
+        module.main([*argv, "--start", starts[1]])
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
