@@ -75,7 +75,7 @@ def warmup_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
         network, name = NETWORKS[row["title"]]
         found, metrics = row["terms"][name], {f"metrics/{key}": value for key, value in row["metrics"].items()}
         cells = [network, f"{row['weights'][name]:g}", f"{_warmup(row)}", f"{row['step']}", _right(name, [metrics])]
-        cells += [f"{metrics[f'metrics/{name}_gap']:.4f}"]
+        cells += [f"{round(metrics[f'metrics/{name}_gap'], 4) + 0.0:.4f}"]
         body.append([*cells, *(compact(found[key]) for key in ("share", "adam_share", "mean_cosine"))])
     run = measured["run"]
     caption = (
