@@ -25,6 +25,7 @@ makes the table `gradients/NAME` of the file.
 """
 
 import argparse
+import copy
 import json
 import shlex
 import statistics
@@ -47,7 +48,7 @@ from csekit.evaluation.results import read_results, write_results
 from csekit.modeling import METHODS, CSEConfig, CSEModel
 from csekit.trainers import CSETrainer, CSETrainingArguments, load_corpus, parse_run_arguments
 from csekit.trainers.data.corpora import Corpus
-from csekit.trainers.objective_warmup import OBJECTIVES_FOLDER, RECORD, load_objectives
+from csekit.trainers.objective_warmup import OBJECTIVES_FOLDER, RECORD
 
 LOGGED_STEPS = 50  # last steps of a checkpoint's log that are compared with the measurement
 FIRST_STEPS = 5  # first steps of a log that are compared with a start
@@ -239,9 +240,9 @@ def start(words: str, corpus: Corpus, args: CSETrainingArguments) -> Subject:
         tokenizer = AutoTokenizer.from_pretrained(encoder)
         set_seed(own.seed)
         model = METHODS[method].from_backbone(encoder, tokenizer=tokenizer, dropout=run.dropout, **fields)
-        trainer = CSETrainer(model, args, corpus, tokenizer)
-        if own.objectives_from is not None:
-            load_objectives(model, Path(own.objectives_from))
+        given = copy.copy(args)
+        given.objectives_from = own.objectives_from
+        trainer = CSETrainer(model, given, corpus, tokenizer)
         zero = torch.cat([torch.zeros_like(each).flatten() for each in encoder_parameters(model)])
         return trainer, SecondMoment(zero, beta2=own.adam_beta2, epsilon=own.adam_epsilon)
 
@@ -284,19 +285,14 @@ def checkpoint(folder: Path, corpus: Corpus, args: CSETrainingArguments) -> Subj
     return Subject(config, state["global_step"], settings, state["log_history"], load)
 
 
-def warmed(args: CSETrainingArguments) -> dict[str, int]:
-    """``objective_warmup_steps`` of a training, its own or those of ``objectives_from``; nothing without a warm-up.
-
-    Raises:
-        ValueError: ``objectives_from`` has no record of its training.
-    """
+def warmed(args: CSETrainingArguments) -> dict[str, int | None]:
+    """``objective_warmup_steps`` of a training, its own or those of ``objectives_from``, None where that folder has no
+    record of them; nothing without a warm-up."""
     if args.objectives_from is None:
         return {"objective_warmup_steps": args.objective_warmup_steps} if args.objective_warmup_steps else {}
     folder = Path(args.objectives_from)
     found = [path for path in (folder / RECORD, folder / OBJECTIVES_FOLDER / RECORD) if path.is_file()]
-    if not found:
-        raise ValueError(f"objectives_from must be a folder with {RECORD}, or a run's folder, got {folder}")
-    return {"objective_warmup_steps": int(json.loads(found[0].read_text(encoding="utf-8"))["steps"])}
+    return {"objective_warmup_steps": json.loads(found[0].read_text(encoding="utf-8"))["steps"] if found else None}
 
 
 def logged(history: Sequence[dict[str, Any]], first: int, last: int) -> dict[str, Any] | None:

@@ -66,6 +66,7 @@ def warmup_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
     """Return caption, head and rows: one row for each network, warm-up and step of the training after it.
 
     Raises:
+        ValueError: a row does not know the steps of its warm-up.
         OSError: the file is missing.
     """
     measured = read_results(results_dir / GRADIENTS)
@@ -80,19 +81,21 @@ def warmup_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
     run = measured["run"]
     caption = (
         "Gap and gradient against the warm-up of the objectives, backbone minilm-wiki, stand-in Wikipedia corpus, "
-        "seed 42. Warm-up: steps of 64 sentences at 2e-4 in which the network alone trains; then: steps of the "
-        f"training after it, at 1e-4. All numbers are of {run['repetitions']} shuffled batches of "
-        f"{run['batch_size']} sentences, fp32. Right: share of the tokens that are found, the replaced and the kept "
-        "ones, or of the masked tokens that are predicted; gap: the loss with another sentence's vector less that "
-        "with its own, nats a token; share: norm of the weighted term's gradient in the encoder's weights relative to "
-        "the contrast's, median; after Adam: of the mean gradient as Adam scales it; cosine: between the mean "
-        "gradients of term and contrast."
+        f"seed {run['seed']}. Warm-up: steps in which the network alone trains; then: steps of the training after it. "
+        f"All numbers are of {run['repetitions']} shuffled batches of {run['batch_size']} sentences, fp32. Right: "
+        "share of the tokens that are found, the replaced and the kept ones, or of the masked tokens that are "
+        "predicted; gap: the loss with another sentence's vector less that with its own, nats a token; share: norm of "
+        "the weighted term's gradient in the encoder's weights relative to the contrast's, median; after Adam: of the "
+        "mean gradient as Adam scales it; cosine: between the mean gradients of term and contrast."
     )
     return caption, ["network", "weight", "warm-up", "then", "right", "gap", "share", "after Adam", "cosine"], body
 
 
 def _warmup(row: Mapping[str, Any]) -> int:
-    return int(row["settings"].get("objective_warmup_steps", 0))
+    steps = row["settings"].get("objective_warmup_steps", 0)
+    if steps is None:
+        raise ValueError(f"{GRADIENTS}: a row of {row['title']} does not know the steps of its warm-up")
+    return int(steps)
 
 
 def _right(name: str, log: Sequence[Mapping[str, Any]]) -> str:

@@ -53,7 +53,7 @@ def test_gap_and_share_stand_against_the_warm_up(tmp_path: Path) -> None:
     ]
     path = tmp_path / "gradients" / "minilm-wiki-warm-up.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"format": 1, "run": {"repetitions": 12, "batch_size": 64}, "rows": rows}))
+    path.write_text(json.dumps({"format": 1, "run": {"repetitions": 12, "batch_size": 64, "seed": 42}, "rows": rows}))
     _, _, head, _, *found = render("auxiliary-networks/warm-up", tmp_path).splitlines()
     assert head == "| network | weight | warm-up | then | right | gap | share | after Adam | cosine |"
     assert found == [
@@ -62,3 +62,7 @@ def test_gap_and_share_stand_against_the_warm_up(tmp_path: Path) -> None:
         "| DiffCSE's discriminator | 0.005 | 30 | 60 | 25 %, 75 % | 0.0010 | 0.008 | 0.016 | -0.5 |",
         "| InfoCSE's head | 0.005 | 100 | 0 | 30 % | 0.5000 | 0.25 | 0.5 | -0.5 |",
     ]
+    rows[1]["settings"]["objective_warmup_steps"] = None
+    path.write_text(json.dumps({"format": 1, "run": {"repetitions": 12, "batch_size": 64, "seed": 42}, "rows": rows}))
+    with pytest.raises(TableError, match="a row of diffcse does not know the steps of its warm-up"):
+        render("auxiliary-networks/warm-up", tmp_path)

@@ -250,8 +250,12 @@ def test_a_start_takes_the_weights_of_an_earlier_warm_up(module: ModuleType, mas
     assert warmed["terms"]["contrastive"]["norm"] == pytest.approx(new["terms"]["contrastive"]["norm"], rel=1e-4)
     assert {"rtd_gap", "rtd_accuracy_kept"} < set(warmed["metrics"])
     (tmp_path / "run" / "objectives" / "objectives.json").unlink()
-    with pytest.raises(SystemExit, match=r"objectives_from must be a folder with objectives.json, or a run's folder"):
-        module.main([*argv, "--start", starts[1]])
+    module.main([*argv, "--start", starts[1]])
+    (unknown,) = read_results(tmp_path / "gradients.json")["rows"]
+    assert unknown["settings"]["objective_warmup_steps"] is None
+    assert unknown["terms"] == warmed["terms"]
+    with pytest.raises(SystemExit, match=r"objectives_from must be a folder with objectives.safetensors"):
+        module.main([*argv, "--start", f"diffcse {masked_lm} --objectives_from {masked_lm}"])
 
 
 @pytest.mark.parametrize(
