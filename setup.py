@@ -43,6 +43,7 @@ ray = ["ray[data]>=2.60"]
 onnx = ["onnx>=1.19", "onnxruntime>=1.25", "onnxscript>=0.6"]
 faiss = ["faiss-cpu>=1.10"]
 lora = ["peft>=0.18"]
+search = ["optuna>=5.0"]
 
 setup(
     name="csekit",
@@ -95,6 +96,7 @@ setup(
             *translation,
             *faiss,
             *lora,
+            *search,
             "model2vec>=0.6",
             "sentencex>=1.0",
         ],
@@ -110,6 +112,7 @@ setup(
         "onnx": onnx,
         "faiss": faiss,
         "lora": lora,
+        "search": search,
     },
     entry_points={"console_scripts": ["csekit = csekit.cli:main"]},
 )

@@ -43,7 +43,7 @@ _PLAN_KEYS = _EXPERIMENT_KEYS - {"title", "trials", "command", "run_name", "scor
 _PLAN_KEYS |= {"name", "makes", "device", "baseline", "margins", "max_minutes", "experiments", "tables"}
 #: Arguments that the runner sets.
 _OWN = ("seed", "do_predict", "output_dir", "resume_from_checkpoint")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]*")
 _ARGUMENT = re.compile(r"[A-Za-z_]\w*(-\w+)*", re.ASCII)
 
 
@@ -164,13 +164,13 @@ class Plan:
         for name in _OWN:
             if name in overrides:
                 raise PlanError(f"--{name} is set for each trial by the plan and cannot be overridden")
-        raw = _expand(dict(raw), environment)
-        _check_keys("the plan", raw, _PLAN_KEYS)
+        raw = expand(dict(raw), environment)
+        check_keys("the plan", raw, _PLAN_KEYS)
         try:
             check_schema(RawPlan, raw, "the plan")
         except ValueError as error:
             raise PlanError(str(error)) from None
-        _check_name("name", raw["name"])
+        check_name("name", raw["name"])
         if not raw.get("experiments"):
             raise PlanError("experiments must name at least one experiment, got none")
         experiments: dict[str, Experiment] = {}
@@ -296,8 +296,8 @@ def _experiment(
     overrides: Mapping[str, Any],
     earlier: Mapping[str, Experiment],
 ) -> Experiment:
-    _check_name("experiments", name)
-    _check_keys(f"experiments.{name}", own, _EXPERIMENT_KEYS)
+    check_name("experiments", name)
+    check_keys(f"experiments.{name}", own, _EXPERIMENT_KEYS)
     if sum(bool(own.get(key)) for key in ("trials", "command", "grid")) > 1:
         raise PlanError(f"experiments.{name} must have one of grid, trials and command, got {sorted(own)}")
     single = bool(own.get("trials") or own.get("command"))
@@ -324,9 +324,9 @@ def _experiment(
     if not own.get("command") and not os.path.isfile(script):
         raise PlanError(f"experiments.{name}.script must be a file, got {script!r} (seen from {Path.cwd()})")
     for trial in grid if named else own.get("trials") or {}:
-        _check_name(f"experiments.{name}.{'grid' if named else 'trials'}", trial)
+        check_name(f"experiments.{name}.{'grid' if named else 'trials'}", trial)
     for key in ("run_name", "measured_in"):
-        _check_name(f"experiments.{name}.{key}", own.get(key, "run"))
+        check_name(f"experiments.{name}.{key}", own.get(key, "run"))
     settings = grid if named else own.get("trials") or {}
     for trial, given in settings.items():
         for key in overrides:
@@ -405,11 +405,12 @@ def _check_folders(plan: Plan) -> None:
                 )
 
 
-def _expand(value: Any, environment: Mapping[str, str]) -> Any:
+def expand(value: Any, environment: Mapping[str, str]) -> Any:
+    """Fill ``${NAME}`` in all strings of a value from the environment."""
     if isinstance(value, dict):
-        return {key: _expand(inner, environment) for key, inner in value.items()}
+        return {key: expand(inner, environment) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_expand(inner, environment) for inner in value]
+        return [expand(inner, environment) for inner in value]
     if not isinstance(value, str):
         return value
     missing = [name for name in re.findall(r"\$\{(\w+)\}", value) if name not in environment]
@@ -422,12 +423,14 @@ def _point_name(point: Arguments) -> str:
     return ",".join(f"{key}={re.sub(r'[^A-Za-z0-9._+-]', '_', str(as_words(value)))}" for key, value in point.items())
 
 
-def _check_keys(where: str, given: Mapping[str, Any], allowed: set[str]) -> None:
+def check_keys(where: str, given: Mapping[str, Any], allowed: set[str]) -> None:
+    """Raise PlanError for a key that is not allowed."""
     unknown = sorted(set(given) - allowed)
     if unknown:
         raise PlanError(f"{where}: unknown {unknown[0]!r}; allowed are {', '.join(sorted(allowed))}")
 
 
-def _check_name(where: str, name: Any) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+def check_name(where: str, name: Any) -> None:
+    """Raise PlanError for a name that cannot be a folder's."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise PlanError(f"{where} must be letters, digits and . _ = , + - (it becomes a folder), got {name!r}")
