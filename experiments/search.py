@@ -168,6 +168,7 @@ class Runner:
             time.sleep(0.3)
         if exhausted:
             print(f"the sampler proposed nothing new {PATIENCE} times in a row: the search ends", flush=True)
+        self.write()
         return not self.stopped and all(trial.user_attrs["state"] != "failed" for trial in self.over())
 
     def start(self) -> bool:
@@ -212,7 +213,7 @@ class Runner:
         self.write()
 
     def write(self) -> None:
-        """Write the record."""
+        """Write the record. Its keys are sorted, so ``axes`` says which choice is the first one."""
         rows = []
         for trial in self.over():
             scores = sorted(trial.intermediate_values.items())
@@ -230,7 +231,8 @@ class Runner:
         finished = [row for row in rows if row["best"] is not None]
         best = [row["label"] for row in sorted(finished, key=lambda row: -row["best"])]
         corpus = self.corpus or (load(self.record) or {}).get("corpus")
-        content = {"search": self.search.identity(), "trials": rows, "best": best, "corpus": corpus}
+        axes = [{"name": axis, "choices": list(choices)} for axis, choices in self.search.axes.items()]
+        content = {"search": self.search.identity(), "axes": axes, "trials": rows, "best": best, "corpus": corpus}
         self.record.parent.mkdir(parents=True, exist_ok=True)
         write_results(self.record, content | {"environment": environment()}, overwrite=True)
 

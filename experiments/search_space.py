@@ -125,6 +125,14 @@ class Search:
 
     def identity(self) -> dict[str, Any]:
         """Return what makes the search, without folders of this machine."""
-        cut = {key: Path(v).name if isinstance(v, str) and "/" in v else v for key, v in self.arguments.items()}
-        fields = ("name", "title", "script", "first_rung", "reduction", "seed", "axes")
-        return {name: getattr(self, name) for name in fields} | {"arguments": cut}
+        fields = ("name", "title", "script", "first_rung", "reduction", "seed", "arguments", "axes")
+        return {name: _without_folders(getattr(self, name)) for name in fields}
+
+
+def _without_folders(value: Any) -> Any:
+    """Return a copy in which absolute paths are cut to their last part."""
+    if isinstance(value, dict):
+        return {key: _without_folders(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) and os.path.isabs(value) else value

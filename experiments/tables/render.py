@@ -20,7 +20,8 @@ the backbone's ``parameters`` if measured; ``speed``: see ``experiments.tables.r
 the front pages (see ``experiments.tables.frontdoor``), ``guide`` (see ``experiments.tables.guide``),
 ``audit/gradients`` (see ``experiments.tables.audit``), ``auxiliary-networks/alone`` (see
 ``experiments.tables.auxiliaries``),
-``backbone/starts``, ``backbone-gpu/starts`` (see ``experiments.tables.backbone``), ``evaluation/retrieval``,
+``searches/NAME`` and ``searches/NAME/choices`` (see ``experiments.tables.searches``), ``backbone/starts``,
+``backbone-gpu/starts`` (see ``experiments.tables.backbone``), ``evaluation/retrieval``,
 ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, ``uses`` (see
 ``experiments.score_uses``), ``domains/NAME`` (see ``experiments.run_domain``), or ``evaluation/TABLE`` for those that
 ``csekit eval`` wrote (see ``experiments.tables.scores``). An ablation table stands in the plan's ``tables``::
@@ -94,6 +95,7 @@ from experiments.tables.quickstart import quickstart_table
 from experiments.tables.retrieval import retrieval_table, speed_table
 from experiments.tables.safety import safety_table, torture_table
 from experiments.tables.scores import evaluation_table
+from experiments.tables.searches import searched
 from experiments.tables.selection import dev_precision_table, half_states_table, selection_table
 from experiments.tables.shares import shares_table
 from experiments.tables.students import dimensions_table, students_table
@@ -304,6 +306,8 @@ def _named(plan: str, table: str, results_dir: Path) -> str:
     try:
         if plan == "domains":
             return _assembled(*domain_table(results_dir, table))
+        if plan == "searches":
+            return _assembled(*searched(results_dir, table))
         return _assembled(*evaluation_table(results_dir / plan, table))
     except (ValueError, OSError) as error:
         raise TableError(f"table:{plan}/{table}: {error}{hint}") from None
@@ -334,7 +338,7 @@ def render(name: str, results_dir: Path) -> str:
     plan, _, table = name.partition("/")
     if plan == "quickstart":
         return _quickstart(results_dir, table)
-    if plan in ("domains", "evaluation"):
+    if plan in ("domains", "evaluation", "searches"):
         return _named(plan, table, results_dir)
     kind = f"{plan}/{table.partition('-')[0]}"
     kind = kind if kind in _BENCHMARKS else plan
