@@ -1,5 +1,5 @@
-"""The tables of the plan ``auxiliary-networks``: whether an auxiliary network that trained alone needs the vector, and
-how much of its term then arrives in the encoder."""
+"""The tables of auxiliary networks that train before they teach: whether one needs the vector, how much of its term
+then arrives in the encoder, and what that is worth after short and longer training."""
 
 import json
 import math
@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from csekit.evaluation.results import read_results
-from experiments.tables.cells import compact
+from experiments.summary import spread as mean_and_deviation
+from experiments.tables.cells import compact, spread
+from experiments.tables.frontdoor import summary_of
+from experiments.tables.grids import GAPS
 
 PLAN = "auxiliary-networks"
 #: What `benchmarks/term_gradients.py` measured of starts with ``objectives_from``, and of trainings from them.
 GRADIENTS = "gradients/minilm-wiki-warm-up.json"
 #: Methods of such models: whose network, and the name of its term.
 NETWORKS = {"diffcse": ("DiffCSE's discriminator", "rtd"), "infocse": ("InfoCSE's head", "aux_mlm")}
+#: The plan whose networks were taught before, and the steps of its joint training that are shown.
+TAUGHT, JOINT_STEPS = "teachers", (200, 600)
 #: The last steps of the warm-up over which a value is averaged.
 STEPS = 100
 #: The trials of the plan, in the order of the table: whose network, and what is changed.
@@ -89,6 +94,55 @@ def warmup_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
         "mean gradient as Adam scales it; cosine: between the mean gradients of term and contrast."
     )
     return caption, ["network", "weight", "warm-up", "then", "right", "gap", "share", "after Adam", "cosine"], body
+
+
+def steps_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
+    """Return caption, head and rows: STS-B dev of the plan ``teachers`` at two steps of the joint training, less that
+    of the baseline with the same seed, and the gap there.
+
+    Raises:
+        ValueError: a run has no dev score at one of the steps.
+        OSError: the plan has not run.
+    """
+    summary = summary_of(results_dir, TAUGHT)
+    base, body = summary["baseline"], []
+    rows = {name: each for name, each in summary["experiments"].items() if each["kind"] == "selected"}
+    runs = {name: _by_seed(results_dir / TAUGHT / name, each["finished_seeds"]) for name, each in rows.items()}
+    for name, row in rows.items():
+        cells, gaps = [], []
+        for step in JOINT_STEPS:
+            own = {seed: _dev_at(run, step) for seed, run in runs[name].items()}
+            cells.append(spread(mean_and_deviation(list(own.values()))))
+            less = [score - _dev_at(runs[base][seed], step) for seed, score in own.items()]
+            cells.append("" if name == base else spread(mean_and_deviation(less), sign=True))
+            found = [_gap_at(run, step) for run in runs[name].values()]
+            gaps.append("" if None in found else f"{statistics.fmean(gap for gap in found if gap is not None):.2f}")
+        body.append([row["title"], *cells, *gaps])
+    caption = (
+        f"STS-B dev (Spearman × 100) after {' and '.join(map(str, JOINT_STEPS))} steps of the joint training, "
+        "backbone minilm-wiki, stand-in Wikipedia corpus; mean ± standard deviation over the seeds "
+        f"{', '.join(map(str, runs[base]))}. Less: {rows[base]['title']}, with the same seed at the same step. Gap: the "
+        "loss with another sentence's vector less that with its own, nats."
+    )
+    head = [f"{what} {step}" for step in JOINT_STEPS for what in ("dev at", "less, at")]
+    return caption, ["", *head, *(f"gap at {step}" for step in JOINT_STEPS)], body
+
+
+def _by_seed(folder: Path, seeds: Sequence[int]) -> dict[int, dict[str, Any]]:
+    return {seed: json.loads((folder / f"seed={seed}.json").read_text(encoding="utf-8")) for seed in seeds}
+
+
+def _dev_at(run: Mapping[str, Any], step: int) -> float:
+    found = [row["stsb_spearman"] for row in run["dev"]["history"] if row["step"] == step]
+    if not found:
+        raise ValueError(f"{TAUGHT}: {run['name']} has no dev score at step {step}")
+    return float(found[0])
+
+
+def _gap_at(run: Mapping[str, Any], step: int) -> float | None:
+    """Return the gap that was logged last up to a step, None where the run has no such network."""
+    found = [entry[name] for entry in run["log"] for name in GAPS if entry["step"] <= step and name in entry]
+    return found[-1] if found else None
 
 
 def _warmup(row: Mapping[str, Any]) -> int:

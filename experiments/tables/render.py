@@ -18,8 +18,8 @@ the backbone's ``parameters`` if measured; ``speed``: see ``experiments.tables.r
 ``quickstart/STEP`` and ``quickstart/times`` (see ``experiments.quickstart``),
 ``frontdoor/beside``, ``frontdoor/methods``, ``frontdoor/equal``, ``frontdoor/field`` and ``frontdoor/averages`` for
 the front pages (see ``experiments.tables.frontdoor``), ``guide`` (see ``experiments.tables.guide``),
-``audit/gradients`` (see ``experiments.tables.audit``), ``auxiliary-networks/alone`` (see
-``experiments.tables.auxiliaries``),
+``audit/gradients`` (see ``experiments.tables.audit``), ``auxiliary-networks/alone``, ``auxiliary-networks/warm-up``
+and ``teachers/steps`` (see ``experiments.tables.auxiliaries``),
 ``searches/NAME`` and ``searches/NAME/choices`` (see ``experiments.tables.searches``), ``backbone/starts``,
 ``backbone-gpu/starts`` (see ``experiments.tables.backbone``), ``evaluation/retrieval``,
 ``evaluation/geometry`` and ``evaluation/clustering`` for all files of that folder, ``uses`` (see
@@ -62,7 +62,7 @@ from typing import Any
 from csekit.evaluation.results import read_results
 from csekit.evaluation.sts_data import STS_TASKS
 from experiments.tables.audit import gradients_before_and_after
-from experiments.tables.auxiliaries import auxiliaries_table, warmup_table
+from experiments.tables.auxiliaries import auxiliaries_table, steps_table, warmup_table
 from experiments.tables.backbone import starts_table
 from experiments.tables.cells import number, spread
 from experiments.tables.costs import (
@@ -149,6 +149,7 @@ _FOLDERS: Mapping[str, Callable[[Path], tuple[str, list[str], list[list[str]]]]]
     "equal-terms-minilm/shares": shares_table,
     "half-states": half_states_table,
     "targets": targets_table,
+    "teachers/steps": steps_table,
     "evaluation/retrieval": retrieval_table,
     "evaluation/geometry": geometry_table,
     "evaluation/clustering": clustering_table,

@@ -66,3 +66,34 @@ def test_gap_and_share_stand_against_the_warm_up(tmp_path: Path) -> None:
     path.write_text(json.dumps({"format": 1, "run": {"repetitions": 12, "batch_size": 64, "seed": 42}, "rows": rows}))
     with pytest.raises(TableError, match="a row of diffcse does not know the steps of its warm-up"):
         render("auxiliary-networks/warm-up", tmp_path)
+
+
+def taught(name: str, dev: dict[int, float], gap: dict[int, float]) -> dict[str, Any]:
+    history = [{"step": step, "stsb_spearman": score} for step, score in dev.items()]
+    log = [{"step": step, "metrics/aux_mlm_gap": value} for step, value in gap.items()]
+    return {"name": name, "dev": {"history": history}, "log": [{"step": 1, "loss": 0.5}, *log]}
+
+
+def test_dev_and_gap_stand_at_two_steps_of_the_joint_training(tmp_path: Path) -> None:
+    runs = {"base/seed=1": taught("a", {200: 80.0, 400: 99.0, 600: 82.0}, {})}
+    runs["base/seed=2"] = taught("b", {200: 81.0, 600: 82.0}, {})
+    runs["info/seed=1"] = taught("c", {25: 70.0, 200: 81.0, 600: 80.0}, {175: 0.5, 225: 9.0, 600: 1.0})
+    runs["info/seed=2"] = taught("d", {200: 83.0, 600: 81.0}, {200: 0.7, 600: 1.2})
+    for label, record in runs.items():
+        path = tmp_path / "teachers" / f"{label}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record))
+    rows = {name: {"title": name.title(), "kind": "selected", "finished_seeds": [1, 2]} for name in ("base", "info")}
+    summary = {"baseline": "base", "experiments": {"start": {"title": "Start", "kind": "command"}, **rows}}
+    (tmp_path / "teachers" / "summary.json").write_text(json.dumps(summary))
+    caption, _, head, _, *found = render("teachers/steps", tmp_path).splitlines()
+    assert "over the seeds 1, 2. Less: Base, with the same seed" in caption
+    assert head == "|  | dev at 200 | less, at 200 | dev at 600 | less, at 600 | gap at 200 | gap at 600 |"
+    assert found == [
+        "| Base | 80.50 ± 0.71 |  | 82.00 ± 0.00 |  |  |  |",
+        "| Info | 82.00 ± 1.41 | +1.50 ± 0.71 | 80.50 ± 0.71 | -1.50 ± 0.71 | 0.60 | 1.10 |",
+    ]
+    runs["info/seed=2"]["dev"]["history"].pop()
+    (tmp_path / "teachers" / "info" / "seed=2.json").write_text(json.dumps(runs["info/seed=2"]))
+    with pytest.raises(TableError, match="d has no dev score at step 600"):
+        render("teachers/steps", tmp_path)
