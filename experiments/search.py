@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from optuna.trial import TrialState
 from csekit.encoding.provenance import environment
 from csekit.evaluation.results import write_results
 from experiments import tether
+from experiments.plan import check_name
 from experiments.processes import locked, note_process, remove_note, wait_for_left_behind
 from experiments.records import load
 from experiments.search_space import Search
@@ -250,12 +252,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("search", type=Path, help="YAML file of experiments/searches")
     parser.add_argument("--output_dir", type=Path, required=True, help="working folders of the trials")
     parser.add_argument("--results_dir", type=Path, default=Path("experiments/results"))
+    parser.add_argument("--name", help="of the search and its record (default: the file's)")
     parser.add_argument("--at_once", type=int, default=1, help="trials at a time")
     args = parser.parse_args(argv)
     if args.at_once < 1:
         parser.error(f"argument --at_once: must be at least 1, got {args.at_once}")
     try:
         search = Search.read(args.search)
+        if args.name:
+            check_name("--name", args.name)
+            search = replace(search, name=args.name)
         with locked(args.output_dir):
             record = args.results_dir / "searches" / f"{search.name}.json"
             runner = Runner(search, args.output_dir, record, args.at_once)

@@ -121,8 +121,8 @@ def steps_table(results_dir: Path) -> tuple[str, list[str], list[list[str]]]:
     caption = (
         f"STS-B dev (Spearman × 100) after {' and '.join(map(str, JOINT_STEPS))} steps of the joint training, "
         "backbone minilm-wiki, stand-in Wikipedia corpus; mean ± standard deviation over the seeds "
-        f"{', '.join(map(str, runs[base]))}. Less: {rows[base]['title']}, with the same seed at the same step. Gap: the "
-        "loss with another sentence's vector less that with its own, nats."
+        f"{', '.join(map(str, runs[base]))}. Less: {rows[base]['title']}, with the same seed at the same step. Gap: "
+        "the loss with another sentence's vector less that with its own, nats."
     )
     head = [f"{what} {step}" for step in JOINT_STEPS for what in ("dev at", "less, at")]
     return caption, ["", *head, *(f"gap at {step}" for step in JOINT_STEPS)], body

@@ -173,6 +173,14 @@ def test_a_failed_trial_is_kept_as_such_and_not_tried_again(bench: Bench, capsys
     assert bench.run() == 1 and bench.calls() == calls
 
 
+def test_a_search_of_another_name_has_its_own_record(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.raw["trials"] = 1
+    assert main([*bench.command(), "--name", "mine"]) == 0
+    assert (bench.folder / "results/searches/mine.json").exists() and (bench.folder / "runs/mine").is_dir()
+    assert main([*bench.command(), "--name", "../mine"]) == 2
+    assert "--name must be letters" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("gone", ["runs", "results"])
 def test_another_search_in_the_same_folder_is_refused(
     bench: Bench, capsys: pytest.CaptureFixture[str], gone: str
