@@ -29,19 +29,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import optuna
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
-
 from csekit.encoding.provenance import environment
-from csekit.evaluation.results import write_results
+from csekit.evaluation.results import plain, write_results
 from experiments import tether
 from experiments.plan import check_name
 from experiments.processes import locked, note_process, remove_note, wait_for_left_behind
 from experiments.records import load
-from experiments.search_space import Search
+from experiments.search_space import Search, without_folders
 from experiments.trial import PlanError
+
+try:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import TrialState
+except ImportError:
+    raise SystemExit("error: experiments.search needs Optuna: pip install 'csekit[search]'") from None
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 #: Proposals in a row that bring nothing new, after which the search ends.
@@ -117,7 +120,7 @@ class Runner:
     def __init__(self, search: Search, output_dir: Path, record: Path, at_once: int) -> None:
         self.search, self.output_dir, self.record, self.at_once = search, output_dir, record, at_once
         self.running: list[Running] = []
-        self.stopped = False
+        self.stopped = self.broken = False
         self.corpus: Any = None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage = JournalStorage(JournalFileBackend(str(output_dir / "study.log")))
@@ -125,19 +128,19 @@ class Runner:
         study = optuna.create_study(
             storage=storage, study_name=search.name, direction="maximize", pruner=pruner, load_if_exists=True
         )
+        identity = plain(search.identity())  # as it is written
         found = {output_dir: study.user_attrs.get("search"), record: (load(record) or {}).get("search")}
         for where, known in found.items():
-            if known is not None and known != search.identity():
+            if known is not None and plain(known) != identity:
                 raise PlanError(f"{where} belongs to another search: move it away, or choose another folder")
-        study.set_user_attr("search", search.identity())
+        study.set_user_attr("search", identity)
         # another seed after a stop, or the sampler would propose the same again
         study.sampler = optuna.samplers.TPESampler(seed=search.seed + len(study.trials))
         if not study.trials:
             study.enqueue_trial({axis: next(iter(choices)) for axis, choices in search.axes.items()})
-        for trial in study.get_trials(states=[TrialState.RUNNING]):  # its driver was killed
-            study.tell(trial.number, state=TrialState.FAIL)
-            study.enqueue_trial(trial.params)
         self.study = study
+        for trial in study.get_trials(states=[TrialState.RUNNING]):  # its driver was killed
+            self.tell(trial.number, trial.user_attrs.get("state", "stopped"))
         for number in SIGNALS:
             signal.signal(number, self.stop)
 
@@ -152,11 +155,11 @@ class Runner:
         """Run what is left. Return True where no trial failed and none was stopped."""
         told = exhausted = False
         while True:
-            if self.stopped and not told:
+            if (self.stopped or self.broken) and not told:
                 for each in self.running:
                     each.process.terminate()
                 told = True
-            while not self.stopped and not exhausted and len(self.running) < self.at_once:
+            while not (told or exhausted or self.stopped) and len(self.running) < self.at_once:
                 if len(self.over()) + len(self.running) >= self.search.trials:
                     break
                 exhausted = not self.start()
@@ -170,8 +173,9 @@ class Runner:
             time.sleep(0.3)
         if exhausted:
             print(f"the sampler proposed nothing new {PATIENCE} times in a row: the search ends", flush=True)
-        self.write()
-        return not self.stopped and all(trial.user_attrs["state"] != "failed" for trial in self.over())
+        return not (self.stopped or self.broken) and all(
+            trial.user_attrs["state"] != "failed" for trial in self.over()
+        )
 
     def start(self) -> bool:
         """Start a combination that was not tried yet. Return False where the sampler proposes none."""
@@ -191,28 +195,37 @@ class Runner:
         return False
 
     def take(self, each: Running) -> None:
-        """Note how a trial ended."""
+        """Note how a trial ended. One that was stopped, or the first one if it failed, is to run again."""
         self.running.remove(each)
         state, trial = each.end(), each.trial
-        scores = dict(sorted(self.study.trials[trial.number].intermediate_values.items()))
-        finite = {step: score for step, score in scores.items() if math.isfinite(score)}
-        if state == "stopped":
-            self.study.tell(trial, state=TrialState.FAIL)
-            self.study.enqueue_trial(trial.params)
-        else:
+        label, log = self.search.label(trial.params), each.folder / "log.txt"
+        scores = sorted(self.study.trials[trial.number].intermediate_values.items())
+        shown = ", ".join(f"{score:.2f}" for _, score in scores) or "no dev score"
+        tail = f": {_last_line(log)}" if state == "failed" else ""
+        print(f"          {label}  {state}, dev {shown}{tail}", flush=True)
+        if state == "failed" and not self.over():
+            print(f"the first trial failed, so the search ends, see {log}", flush=True)
+            self.broken, state = True, "stopped"
+            shutil.rmtree(each.folder / "training", ignore_errors=True)
+        if state != "stopped":
             self.corpus = (load(each.folder / "results.json") or {}).get("corpus") or self.corpus
-            trial.set_user_attr("state", state)
             trial.set_user_attr("seconds", round(time.monotonic() - each.started, 1))
-            if state == "failed" or not finite:
-                self.study.tell(trial, state=TrialState.FAIL)
-            elif state == "behind":
-                self.study.tell(trial, state=TrialState.PRUNED)
-            else:
-                self.study.tell(trial, max(finite.values()))
-        shown = ", ".join(f"{score:.2f}" for score in scores.values()) or "no dev score"
-        tail = f": {_last_line(each.folder / 'log.txt')}" if state == "failed" else ""
-        print(f"          {self.search.label(trial.params)}  {state}, dev {shown}{tail}", flush=True)
+            trial.set_user_attr("state", state)
+        self.tell(trial.number, state)
         self.write()
+
+    def tell(self, number: int, state: str) -> None:
+        """Tell Optuna how a trial ended; one that was stopped is proposed again."""
+        trial = self.study.trials[number]
+        finite = [score for score in trial.intermediate_values.values() if math.isfinite(score)]
+        if state == "behind" and finite:
+            self.study.tell(number, state=TrialState.PRUNED)
+        elif state == "finished" and finite:
+            self.study.tell(number, max(finite))
+        else:
+            self.study.tell(number, state=TrialState.FAIL)
+        if state == "stopped":
+            self.study.enqueue_trial(trial.params)
 
     def write(self) -> None:
         """Write the record. Its keys are sorted, so ``axes`` says which choice is the first one."""
@@ -223,7 +236,7 @@ class Runner:
                 {
                     "label": self.search.label(trial.params),
                     "choices": trial.params,
-                    "settings": self.search.settings(trial.params),
+                    "settings": without_folders(self.search.settings(trial.params)),
                     "state": trial.user_attrs["state"],
                     "seconds": trial.user_attrs["seconds"],
                     "dev": [{"step": step, METRIC: score} for step, score in scores],

@@ -126,13 +126,13 @@ class Search:
     def identity(self) -> dict[str, Any]:
         """Return what makes the search, without folders of this machine."""
         fields = ("name", "title", "script", "first_rung", "reduction", "seed", "arguments", "axes")
-        return {name: _without_folders(getattr(self, name)) for name in fields}
+        return {name: without_folders(getattr(self, name)) for name in fields}
 
 
-def _without_folders(value: Any) -> Any:
+def without_folders(value: Any) -> Any:
     """Return a copy in which absolute paths are cut to their last part."""
     if isinstance(value, dict):
-        return {key: _without_folders(inner) for key, inner in value.items()}
+        return {key: without_folders(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_without_folders(inner) for inner in value]
+        return [without_folders(inner) for inner in value]
     return Path(value).name if isinstance(value, str) and os.path.isabs(value) else value

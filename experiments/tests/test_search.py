@@ -38,6 +38,8 @@ def stop(*_):
     note("terminated"); sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
 note("resumed" if "resume_from_checkpoint" in words else "start")
+if "fails_until" in words and not pathlib.Path(words["fails_until"][0]).exists():
+    print("no such text"); sys.exit(2)
 if "fails" in words:
     print("step 1: loss is nan"); sys.exit(1)
 rows = []
@@ -179,6 +181,48 @@ def test_a_search_of_another_name_has_its_own_record(bench: Bench, capsys: pytes
     assert (bench.folder / "results/searches/mine.json").exists() and (bench.folder / "runs/mine").is_dir()
     assert main([*bench.command(), "--name", "../mine"]) == 2
     assert "--name must be letters" in capsys.readouterr().err
+
+
+def test_a_first_trial_that_fails_ends_the_search_and_is_tried_again(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.raw["axes"]["vector"]["plain"] = {"fails_until": str(bench.folder / "mended")}
+    assert bench.run() == 1
+    out = capsys.readouterr().out
+    assert "failed, dev no dev score: no such text" in out and "the first trial failed, so the search ends" in out
+    assert bench.record()["trials"] == [] and len(bench.calls()) == 1
+    (bench.folder / "mended").touch()
+    assert bench.run() == 0
+    assert bench.record()["trials"][0]["label"] == "plain+nothing"
+    assert {row["state"] for row in bench.record()["trials"]} == {"finished", "behind"}
+
+
+def test_a_driver_killed_while_it_noted_an_end_leaves_no_trial_behind(bench: Bench) -> None:
+    bench.raw["trials"] = 2
+    assert bench.run() == 0
+    lines = [json.loads(line) for line in (bench.folder / "runs/study.log").read_text().splitlines()]
+    last = next(place for place in range(len(lines) - 1, -1, -1) if "state" in lines[place].get("user_attr", {}))
+    kept = "".join(json.dumps(line) + "\n" for line in lines[: last + 1])
+    (bench.folder / "runs/study.log").write_text(kept)  # what came after the note is lost
+    first = bench.record()
+    bench.raw["trials"] = 3
+    assert bench.run() == 0
+    assert bench.record()["trials"][:2] == first["trials"]
+    assert set(Counter(line for line in bench.calls() if " start" in line).values()) == {1}
+
+
+def test_without_optuna_the_message_says_what_to_install() -> None:
+    code = "import sys; sys.modules['optuna'] = None; import experiments.search"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert done.returncode == 1 and done.stderr == (
+        "error: experiments.search needs Optuna: pip install 'csekit[search]'\n"
+    )
+
+
+def test_a_number_with_many_digits_is_the_same_search(bench: Bench) -> None:
+    bench.raw["axes"]["vector"]["good"]["angular_margin"] = 0.17453292519943
+    bench.raw["trials"] = 1
+    assert bench.run() == 0 and bench.run() == 0
 
 
 @pytest.mark.parametrize("gone", ["runs", "results"])
