@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+from experiments.plan import Plan
 from experiments.search import main
 from experiments.search_space import Search
 from experiments.tables.render import TableError, render
 from experiments.tests.conftest import environment
-from experiments.trial import PlanError
+from experiments.trial import PlanError, as_words
 
 ROOT = Path(__file__).parents[2]
 
@@ -269,6 +270,21 @@ def test_the_searches_of_the_repository_can_be_read(monkeypatch: pytest.MonkeyPa
         search = Search.read(path, {"BACKBONE": "mini", "WIKI": "wiki.txt", "CSEKIT_DATA": "data"})
         first = {axis: next(iter(choices)) for axis, choices in search.axes.items()}
         assert search.trial(first).arguments["objectives"] == []
+
+
+def test_the_best_three_are_the_rows_of_the_main_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    record = json.loads((ROOT / "experiments/results/searches/combinations.json").read_text())
+    settings = {row["label"]: row["settings"] for row in record["trials"]}
+    environ = {"BACKBONE": "mini", "WIKI": "wiki.txt", "CSEKIT_DATA": "data"}
+    plan = Plan.read(ROOT / "experiments/plans/equal-terms-minilm.yaml", environ)
+    searched = record["search"]["arguments"]
+    for place, label in enumerate(record["best"][:3], start=1):
+        (trial, *_) = plan.experiments[f"searched-{place}"].first_trials()
+        wanted = {"method": searched["method"], "learning_rate": searched["learning_rate"], **settings[label]}
+        assert {name: trial.arguments.get(name) for name in wanted} == {k: as_words(v) for k, v in wanted.items()}
+        given = {name for name in trial.arguments if name.endswith("_weight") or name == "further_positives"}
+        assert given <= settings[label].keys()
 
 
 def test_the_tables_of_a_search(tmp_path: Path) -> None:
