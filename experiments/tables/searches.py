@@ -35,11 +35,11 @@ def search_table(results: Mapping[str, Any]) -> Table:
     trials = sorted(results["trials"], key=lambda row: (-len(row["dev"]), -_best(row)))
     steps = sorted({point["step"] for row in trials for point in row["dev"]})
     body = []
-    for place, row in enumerate(trials, start=1):
+    for row in trials:
         scores = {point["step"]: point["stsb_spearman"] for point in row["dev"]}
         cells = [number(scores[step]) if step in scores else "" for step in steps]
-        body.append([str(place), ", ".join(_named(results, row)), *cells, _STATES[row["state"]]])
-    return _caption(results), ["", "choices", *(f"dev at {step}" for step in steps), ""], body
+        body.append([", ".join(_named(results, row)), *cells, _STATES[row["state"]]])
+    return _caption(results), ["choices", *(f"dev at {step}" for step in steps), ""], body
 
 
 def choices_table(results: Mapping[str, Any]) -> Table:
