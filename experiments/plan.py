@@ -43,7 +43,7 @@ _PLAN_KEYS = _EXPERIMENT_KEYS - {"title", "trials", "command", "run_name", "scor
 _PLAN_KEYS |= {"name", "makes", "device", "baseline", "margins", "max_minutes", "experiments", "tables"}
 #: Arguments that the runner sets.
 _OWN = ("seed", "do_predict", "output_dir", "resume_from_checkpoint")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]*")
 _ARGUMENT = re.compile(r"[A-Za-z_]\w*(-\w+)*", re.ASCII)
 
 
@@ -432,5 +432,5 @@ def check_keys(where: str, given: Mapping[str, Any], allowed: set[str]) -> None:
 
 def check_name(where: str, name: Any) -> None:
     """Raise PlanError for a name that cannot be a folder's."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise PlanError(f"{where} must be letters, digits and . _ = , + - (it becomes a folder), got {name!r}")
