@@ -1,4 +1,4 @@
-"""What a search of combinations tries: axes of decisions, each with named choices, and the arguments that they set."""
+"""The space of a search of combinations: axes of decisions, each with named choices that set arguments."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ class RawSearch(Schema):
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched; ``experiments.search`` documents the fields.
+    """The settings of a search. ``experiments.search`` documents the fields.
 
     Arguments:
         axes: decision to its choices, each with the arguments that it sets.
@@ -124,7 +124,7 @@ class Search:
         return Trial(self.name, self.label(choices), "listed", words, (self.script,))
 
     def identity(self) -> dict[str, Any]:
-        """Return what makes the search, without folders of this machine."""
+        """Return the settings that a record must share, without folders of this machine."""
         fields = ("name", "title", "script", "first_rung", "reduction", "seed", "arguments", "axes")
         return {name: without_folders(getattr(self, name)) for name in fields}
 

@@ -1,4 +1,4 @@
-"""The tables of a search of combinations (``experiments.search``): its trials, and what became of each choice."""
+"""Tables of a search of combinations (``experiments.search``): all its trials, and the trials of each choice."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,9 +61,9 @@ def choices_table(results: Mapping[str, Any]) -> Table:
             body.append([axis["name"], choice, str(len(own)), *map(str, passed), mean, best])
     head = ["axis", "choice", "trials", *(f"beyond {rung}" for rung in rungs), f"mean dev at {rungs[0]}", "best dev"]
     caption = (
-        f"What became of each choice: trials with it, how many went on after {' and '.join(map(str, rungs))} steps, "
-        f"the mean STS-B dev of all after {rungs[0]}, the best of those that went to the end. The first choice of an "
-        "axis is SimCSE's."
+        f"The table counts the trials of each choice, and those that went on after {' and '.join(map(str, rungs))} "
+        f"steps. Mean dev: STS-B dev of all of them after {rungs[0]} steps; best dev: of those that went to the end. "
+        "The first choice of an axis is SimCSE's."
     )
     return caption, head, body
 
