@@ -57,16 +57,23 @@ class Engine(Protocol):
         """Release the engine's resources."""
 
 
+def start_process(folder: Path, words: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """Start ``python WORD ...`` for a trial's folder, and note it there. Both outputs go to ``log.txt``. The process is
+    in a group of its own and gets SIGTERM when this one dies."""
+    argv = [sys.executable, str(Path(tether.__file__)), str(os.getpid()), *words]
+    with (folder / "log.txt").open("ab") as log:
+        child = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+    note_process(folder, child.pid)
+    return child
+
+
 class TrialProcess:
     """The process of a trial. It writes to ``log.txt`` in its own process group, so only the engine signals it."""
 
     def __init__(self, records: TrialRecords, trial: Trial) -> None:
         self.trial, self.folder, self.started = trial, records.folder(trial), time.monotonic()
         resume = records.begin(trial)
-        argv = [sys.executable, str(Path(tether.__file__)), str(os.getpid()), *trial.argv(records.output_dir, resume)]
-        with (self.folder / "log.txt").open("ab") as log:
-            self.child = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
-        note_process(self.folder, self.child.pid)
+        self.child = start_process(self.folder, trial.argv(records.output_dir, resume))
 
     def ended(self, seconds: float) -> Ended | None:
         """Wait for the end, at most this many seconds."""
@@ -136,11 +143,11 @@ class Forks:
         folder, resume = records.folder(trial), records.begin(trial)
         words = trial.argv(records.output_dir, resume)
         child = self.context.Process(target=_become, args=(words, folder / "log.txt", os.getpid()))
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the fork has let go of the runner's handlers
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the fork has let go of the runner's handlers
         try:
             child.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         note_process(folder, child.pid or 0)
         self.running[child] = trial, folder, time.monotonic()
 
@@ -162,7 +169,7 @@ class Forks:
         """Do nothing: the runner waits for all trials."""
 
 
-_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
 #: What a fork would have to import: the training and its tests.
 _PRELOADED = (
     "csekit.cli",
@@ -176,9 +183,9 @@ _PRELOADED = (
 def _become(words: Sequence[str], log: Path, parent: int) -> None:
     """Do in a fork what ``python WORD ...`` does, in a process group of its own, with both outputs to ``log``."""
     os.setsid()
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)  # the runner's own would only note the signal
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     tether.hold(parent)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)

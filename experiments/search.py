@@ -1,4 +1,4 @@
-"""Search combinations of objectives on the dev set: a sampler proposes, successive halving stops what falls behind.
+"""Search combinations of objectives on the dev set: a sampler proposes, successive halving stops the worse half.
 
     python -m experiments.search experiments/searches/combinations.yaml --output_dir runs/search --at_once 2
     python -m experiments.search experiments/searches/combinations.yaml --output_dir runs/search --at_once 2  # goes on
@@ -18,10 +18,8 @@ started.
 
 import argparse
 import math
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -31,9 +29,9 @@ from typing import Any
 
 from csekit.encoding.provenance import environment
 from csekit.evaluation.results import plain, write_results
-from experiments import tether
+from experiments.engines import SIGNALS, start_process
 from experiments.plan import check_name
-from experiments.processes import locked, note_process, remove_note, wait_for_left_behind
+from experiments.processes import locked, remove_note, wait_for_left_behind
 from experiments.records import load
 from experiments.search_space import Search, without_folders
 from experiments.trial import PlanError
@@ -46,7 +44,6 @@ try:
 except ImportError:
     raise SystemExit("error: experiments.search needs Optuna: pip install 'csekit[search]'") from None
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 #: Proposals in a row that bring nothing new, after which the search ends.
 PATIENCE = 200
 METRIC = "stsb_spearman"
@@ -55,7 +52,8 @@ METRIC = "stsb_spearman"
 def dev_history(folder: Path) -> dict[int, float]:
     """Return the dev scores of a trial by step: of its results, or of its last checkpoint while it runs."""
     if (result := load(folder / "results.json")) is not None:
-        return {row["step"]: row[METRIC] for row in result["dev"]["history"]}
+        history = (result.get("dev") or {}).get("history") or []
+        return {row["step"]: row[METRIC] for row in history if row.get(METRIC) is not None}
     saved = [state for path in folder.glob("training/checkpoint-*/trainer_state.json") if (state := load(path))]
     rows = max(saved, key=lambda state: state["global_step"])["log_history"] if saved else []
     return {row["step"]: row[f"eval_{METRIC}"] for row in rows if f"eval_{METRIC}" in row}
@@ -76,10 +74,7 @@ class Running:
         wait_for_left_behind(self.folder)
         resume = self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
-        argv = [sys.executable, str(Path(tether.__file__)), str(os.getpid()), *own.argv(output_dir, resume)]
-        with (self.folder / "log.txt").open("ab") as log:
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
-        note_process(self.folder, self.process.pid)
+        self.process = start_process(self.folder, own.argv(output_dir, resume))
 
     def report(self, steps: int) -> None:
         """Report new dev scores; stop the process if the trial has fallen behind."""
@@ -99,8 +94,8 @@ class Running:
         code = self.process.returncode
         if self.behind:
             state = "behind"
-        elif code == 0 and (self.folder / "results.json").is_file():
-            state = "finished"
+        elif code == 0:
+            state = "finished" if self.seen else "failed"
         else:
             state = "stopped" if code in (143, -signal.SIGTERM) else "failed"
         if state != "stopped":
@@ -201,7 +196,8 @@ class Runner:
         label, log = self.search.label(trial.params), each.folder / "log.txt"
         scores = sorted(self.study.trials[trial.number].intermediate_values.items())
         shown = ", ".join(f"{score:.2f}" for _, score in scores) or "no dev score"
-        tail = f": {_last_line(log)}" if state == "failed" else ""
+        reason = _last_line(log) if each.process.returncode else f"the run logged no {METRIC}: give --data_dir"
+        tail = f": {reason}" if state == "failed" else ""
         print(f"          {label}  {state}, dev {shown}{tail}", flush=True)
         if state == "failed" and not self.over():
             print(f"the first trial failed, so the search ends, see {log}", flush=True)

@@ -48,7 +48,8 @@ for step in (1, 2, 3, 4):
     rows.append({"step": step, "eval_stsb_spearman": 80 + float(words.get("gain", ["0"])[0]) + step / 10})
     folder = out / "training" / f"checkpoint-{step}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": rows}))
+    if "no_dev" not in words:
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": rows}))
     (folder / "model.safetensors").write_text("weights")
     note(f"step {step}")
     limit = time.monotonic() + 60
@@ -57,7 +58,7 @@ for step in (1, 2, 3, 4):
         if time.monotonic() > limit:
             sys.exit("nobody ended it")
 history = [{"step": row["step"], "stsb_spearman": row["eval_stsb_spearman"]} for row in rows]
-result = {"dev": {"history": history}, "corpus": {"name": "tiny", "checksum": "0"}}
+result = {"dev": None if "no_dev" in words else {"history": history}, "corpus": {"name": "tiny", "checksum": "0"}}
 (out / "results.json").write_text(json.dumps(result))
 note("end")
 """
@@ -198,6 +199,13 @@ def test_a_first_trial_that_fails_ends_the_search_and_is_tried_again(
     assert {row["state"] for row in bench.record()["trials"]} == {"finished", "behind"}
 
 
+def test_a_run_without_a_dev_set_ends_the_search(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.raw["arguments"]["no_dev"] = True
+    assert bench.run() == 1
+    assert "the run logged no stsb_spearman: give --data_dir" in capsys.readouterr().out
+    assert bench.record()["trials"] == [] and len([line for line in bench.calls() if " start" in line]) == 1
+
+
 def test_a_driver_killed_while_it_noted_an_end_leaves_no_trial_behind(bench: Bench) -> None:
     bench.raw["trials"] = 2
     assert bench.run() == 0
@@ -287,26 +295,24 @@ def test_the_best_three_are_the_rows_of_the_main_table(monkeypatch: pytest.Monke
         assert given <= settings[label].keys()
 
 
-def test_the_tables_of_a_search(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.raw |= {"trials": 4, "first_rung": 1}
+def test_the_tables_of_a_search(bench: Bench) -> None:
     bench.raw["arguments"] |= {"model_name_or_path": "mini", "per_device_train_batch_size": 8, "learning_rate": 1e-4}
     bench.raw["axes"]["vector"]["bad"] |= {"fails": True}
     bench.run()
     trials = bench.record()["trials"]
     states = Counter((row["state"], len(row["dev"])) for row in trials)
-    caption, _, head, _, *rows = render("searches/small", tmp_path / "results").splitlines()
-    assert "4 combinations, backbone mini, stand-in Wikipedia corpus, 8 sentences a step" in caption
+    caption, _, head, _, *rows = render("searches/small", bench.folder / "results").splitlines()
+    assert "6 combinations, backbone mini, stand-in Wikipedia corpus, 8 sentences a step" in caption
     assert f"{states['behind', 1]} after 1 steps and {states['behind', 2]} after 2 steps" in caption
     assert f"{states['finished', 4]} went to the end" in caption
     assert head == "| choices | dev at 1 | dev at 2 | dev at 3 | dev at 4 |  |"
     assert rows[0].startswith("| good") and "| 81.10 | 81.20 | 81.30 | 81.40 |" in rows[0]
     assert any("| SimCSE | 80.10 | 80.20 | 80.30 | 80.40 |" in row for row in rows)
-    caption, _, head, _, *rows = render("searches/small/choices", tmp_path / "results").splitlines()
+    caption, _, head, _, *rows = render("searches/small/choices", bench.folder / "results").splitlines()
     assert head == "| axis | choice | trials | beyond 1 | beyond 2 | mean dev at 1 | best dev |"
     plain = next(row for row in rows if "| plain |" in row)
     steps = [len(row["dev"]) for row in trials if row["choices"]["vector"] == "plain"]
     passed = [str(sum(each > rung for each in steps)) for rung in (0, 1, 2)]
     assert plain == f"| vector | plain | {' | '.join(passed)} | 80.10 | 80.40 |"
     with pytest.raises(TableError, match="NAME/choices, got 'small/rungs'"):
-        render("searches/small/rungs", tmp_path / "results")
+        render("searches/small/rungs", bench.folder / "results")
