@@ -58,8 +58,8 @@ class Engine(Protocol):
 
 
 def start_process(folder: Path, words: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Start ``python WORD ...`` for a trial's folder, and note it there. Both outputs go to ``log.txt``. The process is
-    in a group of its own and gets SIGTERM when this one dies."""
+    """Start ``python WORD ...`` for a trial's folder, and note it there. Both outputs go to ``log.txt``. The process
+    is in a group of its own and gets SIGTERM when this one dies."""
     argv = [sys.executable, str(Path(tether.__file__)), str(os.getpid()), *words]
     with (folder / "log.txt").open("ab") as log:
         child = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
