@@ -18,14 +18,15 @@ _COSTS = "costs/mini-wiki-cpu-bf16.json"
 _GPU = "gpu/peers-minilm-wiki.json"
 _PRESETS = "examples/configs"
 _FIELD, _FIELD_COSTS = "field", "costs/field-minilm-wiki-cpu-bf16.json"
-_EQUAL = "equal-terms-minilm"
+_EQUAL, _EQUAL_COSTS = "equal-terms-minilm", "costs/equal-terms-minilm-cpu-bf16.json"
 
 #: Rows of the plan ``field`` that need no training and stand in the table of ``equal-terms-minilm`` as well.
 UNTRAINED = ("all-minilm", "tfidf")
 _SPACE = "\N{NO-BREAK SPACE}"  # keeps a number and its sign on one line
 
-#: Rows of the plan ``field`` whose step is that of another row: the same networks, and another sum over dimensions.
-SAME_STEP = {"msse-released": "msse"}
+#: Rows of a plan whose step is that of another row: the same networks, with another sum over dimensions, another start
+#: or another weight.
+SAME_STEP = {"msse-released": "msse", "simcse-stage1": "simcse-batchnorm", "searched-3": "searched-1"}
 
 #: Row of the costs file, then method, paper, what it adds, class and preset.
 METHODS = {
@@ -202,7 +203,8 @@ def averages_table(results_dir: Path) -> Table:
 def field_table(results_dir: Path) -> Table:
     """Return caption, head and rows of the plan ``field``, all of whose rows have one setting; see ``_ranked``."""
     summary = summary_of(results_dir, _FIELD)
-    return _ranked(results_dir, summary, {}, "checkpoint chosen on STS-B dev, the test sets scored once")
+    how = "checkpoint chosen on STS-B dev, the test sets scored once"
+    return _ranked(summary, {}, how, results_dir / _FIELD_COSTS)
 
 
 def equal_table(results_dir: Path) -> Table:
@@ -212,23 +214,25 @@ def equal_table(results_dir: Path) -> Table:
     field = summary_of(results_dir, _FIELD)["experiments"] if (results_dir / _FIELD / "summary.json").is_file() else {}
     steps = f"{_long_steps(results_dir / _EQUAL)} steps"
     how = f"learning rate, dropout and weights of each row and its checkpoint chosen on STS-B dev; {steps}"
-    return _ranked(results_dir, summary, {name: field[name] for name in UNTRAINED if name in field}, how)
+    more = {name: field[name] for name in UNTRAINED if name in field}
+    return _ranked(summary, more, how, results_dir / _EQUAL_COSTS)
 
 
-def _ranked(results_dir: Path, summary: Mapping[str, Any], more: Mapping[str, Any], how: str) -> Table:
+def _ranked(summary: Mapping[str, Any], more: Mapping[str, Any], how: str, costs_file: Path) -> Table:
     """Return caption, head and rows: Avg of every row of a plan, the best first, its margin over the baseline beside
     the paper's, and the time of a step relative to SimCSE's where it was measured.
 
     Arguments:
         more: further rows, by name.
         how: how rows were trained and chosen, for the caption.
+        costs_file: results of ``benchmarks/train_step.py``; without it there is no column of steps.
 
     Raises:
         ValueError: the plan's baseline has no scores.
     """
     experiments = {name: row for name, row in {**summary["experiments"], **more}.items() if row.get("test")}
     base = row_of(experiments, summary["baseline"], summary["plan"])
-    margins, costs_file = summary["margins"], results_dir / _FIELD_COSTS
+    margins = summary["margins"]
     costs = {row["name"]: row for row in read_results(costs_file)["methods"]} if costs_file.is_file() else {}
     trained = {name: row["finished_seeds"] for name, row in experiments.items() if row["kind"] == "selected"}
     seeds = sorted({seed for of_row in trained.values() for seed in of_row})

@@ -156,6 +156,7 @@ def test_equal_terms_borrow_what_needs_no_training_from_the_field(tmp_path: Path
         "equal-terms-minilm": {
             "simcse": experiment("SimCSE", 60.0, **trained),
             "pcl": experiment("PCL", 61.0, **trained),
+            "simcse-stage1": experiment("SimCSE from stage 1", 59.0, **trained),
         },
         "field": {"simcse": experiment("not this one", 90.0), "tfidf": experiment("TF-IDF", 62.0, **untrained)},
     }
@@ -172,7 +173,16 @@ def test_equal_terms_borrow_what_needs_no_training_from_the_field(tmp_path: Path
         ["TF-IDF", "62.00 ± 0.50", ""],
         ["PCL", "61.00 ± 0.50", "+1.00 ± 0.25"],
         ["SimCSE", "60.00 ± 0.50", ""],
+        ["SimCSE from stage 1", "59.00 ± 0.50", ""],
     ]
+    steps = {"run": {"precision": "bf16", "repetitions": 5}}
+    write_results(
+        tmp_path / "costs/field-minilm-wiki-cpu-bf16.json", steps | {"methods": [step("pcl", 7.0)]}
+    )  # the field's own
+    costs = [step("simcse", 1.0), step("simcse-batchnorm", 1.25, 1.3), step("pcl", 9.0, 9.0)]
+    write_results(tmp_path / "costs/equal-terms-minilm-cpu-bf16.json", steps | {"methods": costs})
+    text = update(page("equal"), tmp_path)
+    assert [row[-1] for row in rows(text)] == ["step", "---:", "", "9.0 ×", "1.0 ×", "1.3 ×"]
 
 
 def test_the_guide_takes_each_margin_over_its_control(tmp_path: Path) -> None:
