@@ -8,7 +8,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from csekit.modeling.fast_attention import PackedAttention, Rows, fill_keys
 from csekit.modeling.fast_dropout import draw_ones, scale_of
-from csekit.modeling.fast_packing import packed_attention
+from csekit.modeling.fast_packing import Packing, packed_attention
 
 A, D, SCALING = 3, 4, 0.7
 
@@ -152,3 +152,21 @@ def test_causal_attention_keeps_its_keys(monkeypatch: pytest.MonkeyPatch) -> Non
         packed_attention(module, q, k, v, None, position_bias=bias, is_causal=False)
     module.is_causal = False
     packed_attention(module, q, k, v, None)
+
+
+def test_training_in_16_bits_without_dropout_leaves_torchs_slow_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask_NL, module = MASKS["right"].bool(), nn.Module()
+    module.is_causal = False
+    own = [x.transpose(0, 1)[None].detach().requires_grad_() for x in states(8, torch.bfloat16)]  # (1, A, T, D)
+    twins = [x.detach().float().squeeze(0).transpose(0, 1).requires_grad_() for x in own]
+    weights = torch.randn(8, A, D)
+    theirs = naive(*twins, mask_NL)
+    (theirs * weights).sum().backward()
+    monkeypatch.setattr("csekit.modeling.fast_packing.sdpa_attention_forward", None)  # a call fails
+    ours = packed_attention(module, *own, None, packing=Packing.of(mask_NL.long()), scaling=SCALING)[0][0]
+    torch.testing.assert_close(ours.float(), theirs, rtol=0.05, atol=0.02)
+    (ours * weights.bfloat16()).sum().backward()
+    for one, other in zip(own, twins, strict=True):
+        torch.testing.assert_close(one.grad.squeeze(0).transpose(0, 1).float(), other.grad, rtol=0.05, atol=0.05)
+    with pytest.raises(TypeError), torch.no_grad():  # in use the kernel of all queries stays
+        packed_attention(module, *own, None, packing=Packing.of(mask_NL.long()), scaling=SCALING)
