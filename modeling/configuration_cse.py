@@ -158,8 +158,11 @@ class CSEConfig(EncoderWrapperConfig):
         check_number("angular_margin", self.angular_margin, 0, math.pi / 2, open_ends="high")
         check_number("contrastive_weight", self.contrastive_weight, 0)
         check_type("hard_negative_weight", self.hard_negative_weight, float)
-        if self.contrastive_weight == 0 and not self.objectives:
-            raise ValueError("contrastive_weight 0 needs an objective: nothing else would train, got none")
+        if self.contrastive_weight == 0 and not any(objective.weight for objective in self.objectives):
+            found = ", ".join(f"{each.name}_weight {each.weight}" for each in self.objectives) or "none"
+            raise ValueError(
+                f"contrastive_weight 0 needs an objective with a weight above 0: nothing else would train, got {found}"
+            )
         modifiers = [o.name for o in self.objectives if issubclass(registered(o.name), ContrastModifier)]
         if self.contrastive_weight == 0 and modifiers:
             raise ValueError(

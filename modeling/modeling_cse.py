@@ -206,10 +206,12 @@ class CSEModel(EncoderWrapper):
         return loaded
 
     def freeze(self) -> None:
-        """Set ``requires_grad`` to False for weights that do not train: those that objectives freeze, and a projector
-        that neither the contrast nor an objective reads."""
+        """Set ``requires_grad`` to False for weights that do not train: those that objectives freeze, those of
+        objectives whose weight is 0, and a projector that neither the contrast nor an objective reads."""
         for objective in self.auxiliaries():
             objective.freeze()
+            if not objective.counts:
+                objective.requires_grad_(False)
         if self.config.lora is not None:
             freeze_but_lora(self.backbone)
         if not self.trains_projector:
@@ -375,6 +377,8 @@ class CSEModel(EncoderWrapper):
         terms, metrics = self.contrast(contrasted, self.modified(contrasted, copies, encode, seed))
         terms = scaled(terms, factor)
         for objective in self.auxiliaries():
+            if not objective.counts:
+                continue
             if cut and (isinstance(objective, ContrastModifier) or objective.config.name not in reading):
                 continue
             with own_stream(objective.config.name, seed, views.h.device):

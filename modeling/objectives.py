@@ -418,6 +418,11 @@ class Objective(nn.Module):
         self.config = config
 
     @property
+    def counts(self) -> bool:
+        """True if its weight is not 0. Otherwise it is not computed, logs nothing, and its weights do not train."""
+        return bool(self.config.weight)
+
+    @property
     def batch_spec(self) -> MaskingSpec | None:
         """The copies that the collator adds to the batch; None for no copy."""
         return None
@@ -534,6 +539,8 @@ class ContrastModifier(Objective):
     1 − α over a row's negatives, and ``<name>_cosine``, the mean cosine to the further keys. ``forward`` comes after
     the contrast.
     """
+
+    counts = True
 
     def weights(self, views: Views, batch: dict[str, Tensor], query: int, key: int) -> Tensor | None:
         """Return α, (B, K) of at least 0: the rows are sentences of this process, the columns those of all.

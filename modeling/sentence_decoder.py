@@ -1,7 +1,7 @@
 """A small decoder q(s | h): it predicts the tokens of a sentence from one vector.
 
-Shape suffixes: B sentences, K tokens, M scored tokens, H hidden size, E embedding size of the vocabulary,
-V vocabulary.
+Shape suffixes: B sentences, K tokens, T real tokens of all sentences, M scored tokens, H hidden size, A heads, D size
+of a head, E embedding size of the vocabulary, V vocabulary.
 """
 
 import math
@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
+from .fast_attention import PackedAttention
+from .fast_packing import Packing, own_attention
 from .fast_rows import fill_rows
+from .fast_switch import fast
 from .fast_vocabulary_loss import IGNORED, vocabulary_cross_entropy
 
 
@@ -48,15 +51,56 @@ class DecoderLayer(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, states_BKH: Tensor, memory_BH: Tensor, allowed_B1KK: Tensor | None) -> Tensor:
-        """Return the states (B, K, H). ``allowed_B1KK`` is True where a position may attend; None is causal."""
-        joint = self.attention_in(self.attention_norm(states_BKH)).unflatten(-1, (3, self.heads, -1))
-        query, key, value = joint.permute(2, 0, 3, 1, 4)
-        causal = allowed_B1KK is None
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed_B1KK, is_causal=causal)
-        states_BKH = states_BKH + self.dropout(self.attention_out(mixed.transpose(1, 2).flatten(2)))
-        states_BKH = states_BKH + self.dropout(self.memory(memory_BH)).unsqueeze(1)
-        return states_BKH + self.dropout(self.feed_forward(states_BKH))
+    def forward(self, states: Tensor, memory_BH: Tensor, batch: "PaddedSentences | PackedSentences") -> Tensor:
+        """Return the states, (B, K, H) or packed, (T, H)."""
+        joint = self.attention_in(self.attention_norm(states)).unflatten(-1, (3, self.heads, -1))
+        states = states + self.dropout(self.attention_out(batch.attend(*joint.unbind(-3)).flatten(-2)))
+        states = states + batch.of_each_token(self.dropout(self.memory(memory_BH)))
+        return states + self.dropout(self.feed_forward(states))
+
+
+class PaddedSentences:
+    """Sentences as padded rows, states (B, K, H).
+
+    Arguments:
+        mask_BK: not 0 for real tokens.
+        causal: a token attends to the tokens up to itself, else to all real ones and to itself.
+    """
+
+    def __init__(self, mask_BK: Tensor, causal: bool) -> None:
+        self.causal, self.allowed_B1KK = causal, None
+        if not causal:
+            own_KK = torch.eye(mask_BK.shape[1], dtype=torch.bool, device=mask_BK.device)
+            self.allowed_B1KK = (mask_BK.bool()[:, None, :] | own_KK).unsqueeze(1)
+
+    def attend(self, *states_BKAD: Tensor) -> Tensor:
+        """Return what attention makes of queries, keys and values, (B, K, A, D)."""
+        query, key, value = (each.transpose(1, 2) for each in states_BKAD)
+        mixed = F.scaled_dot_product_attention(query, key, value, self.allowed_B1KK, is_causal=self.causal)
+        return mixed.transpose(1, 2)
+
+    def of_each_token(self, vectors_BH: Tensor) -> Tensor:
+        """Give each token the vector of its sentence."""
+        return vectors_BH.unsqueeze(1)
+
+
+class PackedSentences:
+    """The same on CPU as one sequence of the real tokens, states (T, H), with attention whose backward pass is fast in
+    16 bits."""
+
+    def __init__(self, mask_BK: Tensor, causal: bool) -> None:
+        self.packing = Packing.of(mask_BK, fill=True)
+        self.read = self.packing.read(causal, None)
+        self.sentence_T = self.packing.filled_index // mask_BK.shape[1]
+
+    def attend(self, *states_TAD: Tensor) -> Tensor:
+        """Return what attention makes of queries, keys and values, (T, A, D)."""
+        scaling = states_TAD[0].shape[-1] ** -0.5
+        return PackedAttention.apply(*states_TAD, self.packing.rows, False, 0.0, scaling, self.read)
+
+    def of_each_token(self, vectors_BH: Tensor) -> Tensor:
+        """Give each token the vector of its sentence."""
+        return vectors_BH.index_select(0, self.sentence_T)
 
 
 class SentenceDecoder(nn.Module):
@@ -110,15 +154,17 @@ class SentenceDecoder(nn.Module):
         return words_BKH + sinusoids(ids_BK.shape[1], words_BKH)
 
     def forward(self, queries_BKH: Tensor, memory_BH: Tensor, mask_BK: Tensor) -> Tensor:
-        """Return the states (B, K, H). No other position attends to a padded one."""
-        allowed_B1KK = None
-        if self.start is None:
-            own_KK = torch.eye(mask_BK.shape[1], dtype=torch.bool, device=mask_BK.device)
-            allowed_B1KK = (mask_BK.bool()[:, None, :] | own_KK).unsqueeze(1)
-        states_BKH = queries_BKH
+        """Return the states (B, K, H), any at padding. No real position attends to a padded one."""
+        causal = self.start is not None
+        if not (fast() and own_attention(queries_BKH)):
+            return self._run(queries_BKH, memory_BH, PaddedSentences(mask_BK, causal))
+        packed = PackedSentences(mask_BK, causal)
+        return packed.packing.pad(self._run(packed.packing.pack(queries_BKH), memory_BH, packed))
+
+    def _run(self, states: Tensor, memory_BH: Tensor, batch: PaddedSentences | PackedSentences) -> Tensor:
         for layer in self.layers:
-            states_BKH = layer(states_BKH, memory_BH, allowed_B1KK)
-        return states_BKH
+            states = layer(states, memory_BH, batch)
+        return states
 
     def losses(self, states_MH: Tensor, labels_M: Tensor, words_VE: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of each label from the states at its position, (M,) in nats, 0 where it is −100;

@@ -17,7 +17,7 @@ class ObjectiveConfig:
     The class attribute ``name`` is the name of its loss term and its prefix in logs, batches and state dicts.
 
     Arguments:
-        weight: factor of the term in the loss.
+        weight: factor of the term in the loss; at 0 the objective is not computed.
 
     Raises:
         ValueError: a value of another type than its field, a number that is not finite, a weight below 0.

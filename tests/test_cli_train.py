@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from csekit.cli import main
 from csekit.encoding import load_encoder
-from csekit.modeling import CSEModel
+from csekit.modeling import CSEModel, InformationCompensation
 from csekit.trainers.scripts import launch
 
 ROOT = Path(__file__).parents[1]
@@ -198,6 +198,30 @@ def test_the_first_contrast_is_the_same_with_a_further_term(data: Path, tmp_path
     assert contrasts[1:] == contrasts[:1] * 2
 
 
+def test_a_term_of_weight_0_is_left_out(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MSSE without its decoder computed it all the same, and took twice as long as its prompt alone."""
+    monkeypatch.setattr(InformationCompensation, "forward", lambda *_: pytest.fail("its loss was computed"))
+    words = ["--icm_weight", "0", "--max_seq_length", "16", "--logging_steps", "1"]
+    done = run("train", "--method", "msse", *words, "--train_file", "texts.txt", *START, *SCORED,
+               "--output_dir", tmp_path / "run")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    found = results(tmp_path / "run")["log"][0]
+    assert {name for name in found if name.startswith("loss/")} == {"loss/contrastive", "loss/dcm"}
+    assert not [name for name in found if "icm" in name]
+
+
+def test_weights_that_leave_no_term_are_refused(data: Path, tmp_path: Path) -> None:
+    """A run trained nothing, in silence."""
+    words = ["--dcm_weight", "0", "--icm_weight", "0", "--contrastive_weight", "0"]
+    done = run("train", "--method", "msse", *words, "--train_file", "texts.txt", *START, *SCORED,
+               "--output_dir", tmp_path / "run")  # fmt: skip
+    assert done.exit_code == 2, done.output
+    assert (
+        "contrastive_weight 0 needs an objective with a weight above 0: nothing else would train, got dcm_weight 0.0, "
+        "icm_weight 0.0" in " ".join(done.stderr.split())
+    )
+
+
 def test_train_pairs(data: Path, tmp_path: Path) -> None:
     done = run("train-pairs", *START, *SCORED, "--train_file", "pairs.tsv", "--output_dir", tmp_path / "run")
     assert done.exit_code == 0, done.output
@@ -212,7 +236,15 @@ def test_train_pairs(data: Path, tmp_path: Path) -> None:
         ("train-pairs", ["--objectives", "towers"]),  # which keeps the projector by default
         (
             "train",
-            ["--objectives", "reconstruction", "--reconstruction_weight", "0", "--projector_at_inference", "True"],
+            [
+                "--objectives",
+                "reconstruction",
+                "mlm",
+                "--reconstruction_weight",
+                "0",
+                "--projector_at_inference",
+                "True",
+            ],
         ),
     ],
 )

@@ -67,6 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
     "batchnorm_triplets": {"columns": 3, "projector": "batchnorm", "pooling": "mean"},
     "mlm": {"columns": 2, "mlm_weight": 1.0, "masked": [(1, 9, 10, 37, 60), ()]},
     "mlm_ragged": {"columns": 2, "mlm_weight": 1.0, "masked": RAGGED},
+    "weight_0": {"columns": 2, "icm_weight": 0.0, "projector": "linear", **NO_NOISE},
     "mlm_none": {"columns": 2, "mlm_weight": 1.0, "masked": [(), ()]},
     "aux_mlm_scaled": {"columns": 2, "aux_mlm_weight": 0.5, "projector": "batchnorm", "masked": RAGGED},
     "aux_mlm_plain": {"columns": 2, "aux_mlm_weight": 0.5, "gradient": "plain", "masked": RAGGED},

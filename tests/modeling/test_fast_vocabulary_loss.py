@@ -90,3 +90,11 @@ def test_under_autocast_as_precise_as_separate_steps(given):
     apart = gradients(lambda s, m, b: F.cross_entropy(F.linear(s, m, b).float(), labels))
     for mine, usual, true in zip(fused, apart, exact, strict=True):
         assert error(mine, true) < max(1.3 * error(usual, true), 0.01)
+
+
+@pytest.mark.parametrize("label", [1, 3])
+def test_of_equal_logits_the_first_is_the_guess(label):
+    """As in argmax, with which the naive path compares; in 16 bits the largest logits are often equal."""
+    states, matrix = torch.ones(2, 1), torch.tensor([[0.0], [2.0], [1.0], [2.0]])
+    _, correct = vocabulary_cross_entropy(states, matrix, None, torch.tensor([label, -100]))
+    assert correct.tolist() == [label == 1, False]

@@ -237,3 +237,21 @@ def test_every_term_of_an_own_objective_has_the_weight_of_the_full_size(registry
         h_BH = output.sentence_embedding[view]
         expected = 0.25 * h_BH.square().sum(1).mean() + 2 * h_BH[:, :8].square().sum(1).mean()
         torch.testing.assert_close(output.loss_dict[term], expected, msg=term)
+
+
+def test_an_objective_of_weight_0_is_not_computed_and_does_not_train(far, checkpoint):
+    """The loss is that without it, and its weights are saved all the same."""
+    batch = {"input_ids": torch.randint(5, 50, (2, B, L)), "attention_mask": torch.ones(2, B, L, dtype=torch.int64)}
+    models = []
+    for objectives in ([{"name": "far", "weight": 0.0}], []):
+        torch.manual_seed(0)
+        models.append(CSEModel.from_backbone(checkpoint("bert"), objectives=objectives).train())
+    left_out = models[0].objectives["far"]
+    left_out.forward = lambda *_: pytest.fail("computed")
+    assert not any(parameter.requires_grad for parameter in left_out.parameters())
+    assert "objectives.far.layer.weight" in models[0].state_dict()
+    outputs = []
+    for model in models:
+        torch.manual_seed(1)
+        outputs.append(model(**batch))
+    assert outputs[0].loss_dict.keys() == {"contrastive"} and torch.equal(outputs[0].loss, outputs[1].loss)
