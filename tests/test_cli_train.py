@@ -210,6 +210,34 @@ def test_a_term_of_weight_0_is_left_out(data: Path, tmp_path: Path, monkeypatch:
     assert not [name for name in found if "icm" in name]
 
 
+def test_a_run_without_a_better_score_stops_early(data: Path, tmp_path: Path) -> None:
+    """With a learning rate of 0 every score is that of step 1."""
+    words = ["--max_steps", "40", "--eval_steps", "1", "--learning_rate", "0", "--early_stopping_patience", "3"]
+    done = run("train", "--method", "simcse", "--train_file", "texts.txt", *START, *SCORED, *words,
+               "--output_dir", tmp_path / "run")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "the weights of step 1 are kept; training stopped early, at step 4 of 40" in done.output
+    assert len(results(tmp_path / "run")["dev"]["history"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--early_stopping_patience", "2", "--label_free_samples", "0"], "must be 0 without scores to stop by"),
+        (
+            ["--early_stopping_patience", "2", *SCORED, "--eval_strategy", "no", "--load_best_model_at_end", "False"],
+            "must be 0 without scores to stop by",
+        ),
+        (["--early_stopping_patience", "-1", *SCORED], "must be at least 0, got -1"),
+    ],
+)
+def test_early_stopping_that_cannot_be_is_refused(data: Path, tmp_path: Path, words: list[str], told: str) -> None:
+    start = ["train", "--method", "simcse", "--train_file", "texts.txt", *START, "--output_dir", tmp_path / "run"]
+    done = run(*start, *words)
+    assert done.exit_code == 2, done.output
+    assert f"early_stopping_patience {told}" in " ".join(done.stderr.split())
+
+
 def test_weights_that_leave_no_term_are_refused(data: Path, tmp_path: Path) -> None:
     """A run trained nothing, in silence."""
     words = ["--dcm_weight", "0", "--icm_weight", "0", "--contrastive_weight", "0"]

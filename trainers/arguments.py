@@ -335,6 +335,10 @@ class CSETrainingArguments(RunTrainingArguments):
             "save_steps if that is given and no multiple of 125."
         },
     )
+    early_stopping_patience: int = field(
+        default=0,
+        metadata={"help": "Stop after this many evaluations in a row without a better score; 0: train to the end."},
+    )
     bf16_full_eval: bool | None = field(  # type: ignore[assignment]
         default=None,
         metadata={"help": "Embed the dev set in bfloat16 during training; default: as training computes (bf16)."},
@@ -354,7 +358,14 @@ class CSETrainingArguments(RunTrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_seq_length", "label_free_samples", "cache_chunk_size", "compile_bucket"):
+        numbers = (
+            "max_seq_length",
+            "label_free_samples",
+            "cache_chunk_size",
+            "compile_bucket",
+            "early_stopping_patience",
+        )
+        for name in numbers:
             check_type(name, getattr(self, name), int)
         check_type("geometry_threshold", self.geometry_threshold, float)
         if self.max_seq_length < 3:
@@ -363,6 +374,8 @@ class CSETrainingArguments(RunTrainingArguments):
             raise ValueError(f"label_free_samples must be 0 or at least 2, got {self.label_free_samples}")
         if self.cache_chunk_size < 0:
             raise ValueError(f"cache_chunk_size must be 0 (off) or a number of texts, got {self.cache_chunk_size}")
+        if self.early_stopping_patience < 0:
+            raise ValueError(f"early_stopping_patience must be at least 0, got {self.early_stopping_patience}")
         rate = self.objective_learning_rate
         if rate is not None and not 0 <= rate < math.inf:
             raise ValueError(f"objective_learning_rate must be at least 0 and finite, got {rate}")

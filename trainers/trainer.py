@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import DynamoBackend
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from csekit.encoding.chunks import KeptTokens
@@ -124,6 +124,7 @@ class CSETrainer(HubTrainer):
         self.saved_scores: dict[str, float] = {}
         geometry = [GeometryCallback(self, dev, args.geometry_threshold)] if args.geometry else []
         self._select(args, dev)
+        stopping = early_stopping(args)
         self.collator = collator = CSECollator(
             tokenizer,
             args.max_seq_length,
@@ -158,7 +159,7 @@ class CSETrainer(HubTrainer):
             train_dataset=corpus.dataset,
             eval_dataset=dev or sample or ["nothing to evaluate"],
             processing_class=tokenizer,
-            callbacks=[*kwargs.pop("callbacks", ()), *geometry],
+            callbacks=[*kwargs.pop("callbacks", ()), *geometry, *stopping],
             **kwargs,
         )
         if args.torch_compile:
@@ -235,6 +236,7 @@ class CSETrainer(HubTrainer):
         args.eval_strategy, args.load_best_model_at_end = IntervalStrategy.NO, False
         args.metric_for_best_model, args.select_last = None, True
         args.label_free_samples, args.geometry, args.push_to_hub, args.torch_compile = 0, False, False, False
+        args.early_stopping_patience = 0
         args.report_to = []
         with objectives_alone(self.model):
             trainer = CSETrainer(self.model, args, self.corpus, self.tokenizer)
@@ -501,6 +503,19 @@ def check_teachers(model: CSEModel, teachers: Teachers) -> None:
                 f"with --projector linear --projector_size {size} --projector_at_inference True, or choose "
                 "--distill_loss similarities"
             )
+
+
+def early_stopping(args: CSETrainingArguments) -> list[TrainerCallback]:
+    """Return the callback of ``early_stopping_patience``. Raises ValueError without scores to stop by."""
+    patience = args.early_stopping_patience
+    if not patience:
+        return []
+    if args.metric_for_best_model is None or args.eval_strategy == IntervalStrategy.NO:
+        raise ValueError(
+            "early_stopping_patience must be 0 without scores to stop by (--data_dir, --dev_file or "
+            f"--metric_for_best_model, and --eval_strategy), got {patience}"
+        )
+    return [EarlyStoppingCallback(patience)]
 
 
 def spread_evaluations(args: CSETrainingArguments, corpus: Corpus) -> None:
