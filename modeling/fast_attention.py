@@ -59,7 +59,9 @@ class Rows:
         """(T, A, D) → (N·A, L, D), zero at padding"""
         A, D = packed.shape[1:]
         if A not in self._padding:
-            self._padding[A] = (~self.mask_NL)[:, None].expand(-1, A, -1).flatten().nonzero().squeeze(1)
+            padding = (~self.mask_NL)[:, None].expand(-1, A, -1).flatten()
+            count = A * (self.mask_NL.numel() - len(self._index_T))
+            self._padding[A] = torch.nonzero_static(padding, size=count).squeeze(1)
         padded = self.pad(packed)
         padded.view(-1, D).index_fill_(0, self._padding[A], 0)
         return padded

@@ -37,11 +37,12 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
             block = logits_MV[b].to(wide)
             if bias_V is not None:
                 block += bias_V
+            top, guesses = block.max(1, keepdim=True)
             wanted = block.gather(1, targets_M1[b])
-            top, correct_M[b] = _top(block, wanted, targets_M1[b])
             weights = block.sub_(top).exp_()
             total = weights.sum(1, keepdim=True)
             losses_M[b] = (total.log() + top - wanted).squeeze(1)
+            correct_M[b] = (guesses == targets_M1[b]).squeeze(1)
             if trains:  # softmax − one-hot, 0 in a row that does not count
                 counted = counted_M[b].unsqueeze(1)
                 weights.div_(total.masked_fill_(~counted, torch.inf))
@@ -66,24 +67,6 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
             # equal weights become exactly 1: in half precision their rounding would scale the whole gradient
             of_bias = (gradient_MV.T @ (upstream_M / scale).to(gradient_MV.dtype)).to(upstream_M.dtype) * scale
         return of_states, of_matrix, of_bias, None, None
-
-
-def _top(logits: Tensor, wanted: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest logit of each row, (M, 1), and whether the first of that size is the label's, (M,) bool.
-
-    Arguments:
-        logits: (M, V)
-        wanted: the label's logits, (M, 1).
-        targets: the labels, (M, 1).
-    """
-    if logits.device.type != "cpu":
-        top, guesses = logits.max(1, keepdim=True)
-        return top, (guesses == targets).squeeze(1)
-    top = logits.amax(1, keepdim=True)  # to find its place as well takes four times as long
-    correct_M = (wanted == top).squeeze(1)
-    rows = correct_M.nonzero().squeeze(1)
-    correct_M[rows] = logits[rows].max(1).indices == targets[rows, 0]
-    return top, correct_M
 
 
 def vocabulary_cross_entropy(

@@ -161,9 +161,10 @@ class InformationCompensation(Objective):
         """Return ``icm_gap``, (): how much the decoder loses with the vector of the sentence before, in nats."""
         labels_BK = target.labels_RK
         R = min(GAP_SENTENCES, len(labels_BK))
-        real_T = Packing.of(first_rows(target.mask, R)).index_T
+        mask_RK = first_rows(target.mask, R)
+        real_T = Packing.of(mask_RK).index_T
         others_BH = target.vectors.roll(1, dims=0)
-        states_RKH = self.decoder(queries_RKH[:R], others_BH[:R], target.mask[:R])
+        states_RKH = self.decoder(queries_RKH[:R], others_BH[:R], mask_RK)
         states_TH = states_RKH.flatten(0, 1).index_select(0, real_T)
         labels_T = labels_BK[:R].flatten().index_select(0, real_T)
         others = self.decoder.losses(states_TH, labels_T, self.output_matrix(encode))[0].sum()

@@ -131,7 +131,7 @@ class InstanceSmoothing(Objective):
     def strength(self, t: Tensor) -> Tensor:
         """Return α of the t-th batch, counted from 0, ()."""
         α, n = self.config.weight, self.config.ramp_steps
-        if not (n and α):  # a weight of 0 turns the term off
+        if not n:
             return torch.full((), α, device=t.device)
         return α + (self.config.start - α) * torch.cos(math.pi / 2 * (t / n).clamp_max(1))
 
