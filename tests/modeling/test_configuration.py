@@ -137,7 +137,10 @@ def test_objectives_as_configs_or_dicts(given):
         ({"projector": "mlp"}, r"projector must be one of 'tanh', .*, got 'mlp'"),
         ({"temperature": 0}, r"temperature must be a number greater than 0, got 0"),
         ({"contrastive_weight": -1}, r"contrastive_weight must be a number of at least 0, got -1"),
-        ({"contrastive_weight": 0, "objectives": []}, r"contrastive_weight 0 needs an objective .*, got none"),
+        (
+            {"contrastive_weight": 0, "objectives": []},
+            "contrastive_weight 0 needs an objective with .*: nothing .*, got none",
+        ),
         ({"temperature": "5e-2"}, r"temperature must be a number greater than 0, got '5e-2'"),
         ({"pooling": "mask"}, r"pooling 'mask' needs a prompt_template .*, got None"),
         ({"encoder_config": {"hidden_size": 4}}, r"encoder_config must have a 'model_type', got \{'hidden_size': 4\}"),
