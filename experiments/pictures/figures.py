@@ -136,7 +136,7 @@ def score_dots(scores: Mapping[str, Sequence[float]], unit: str) -> "Figure":
         unit: unit of the scores, for the axis.
     """
     ordered = sorted(scores.items(), key=lambda item: statistics.fmean(item[1]))
-    figure, (axis,) = panels(1, 1, 7.0, 0.9 + 0.38 * len(ordered))
+    figure, (axis,) = panels(1, 1, 7.0, 0.9 + 0.26 * len(ordered))
     for y, (_, values) in enumerate(ordered):
         mean = statistics.fmean(values)
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
@@ -148,6 +148,7 @@ def score_dots(scores: Mapping[str, Sequence[float]], unit: str) -> "Figure":
     axis.grid(axis="y", visible=False)
     axis.tick_params("y", length=0)
     axis.margins(x=0.12)
+    axis.set_ylim(-0.7, len(ordered) - 0.3)
     axis.set_xlabel(unit)
     return figure
 
